@@ -18,7 +18,12 @@ from mlperf_tpu.errors import MlperfTpuError, nearest
 
 # Command -> the module that holds a click command of that name (with "_" for "-"),
 # and its one line of help: `--help` lists commands without importing their modules.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "validate": ("validate", "Judge MLPerf logs and submissions."),
+    "score": ("score", "Time to train and the olympic mean of each entry."),
+    "compare": ("compare", "Compare two sets of runs, for a CI."),
+    "report": ("report", "Make one HTML page of runs."),
+}
 
 
 class LazyGroup(click.Group):

@@ -265,7 +265,7 @@ def judge_rules(run: Run, rules: Ruleset, findings: Findings) -> None:
     if benchmark is None or benchmark not in rules.targets:
         return
     if rules.format == "0.6":
-        _judge_presence(run, RULES, findings)
+        judge_presence(run, RULES, findings)
     _judge_numbering(run, rules, findings)
     if run.value("submission_division") == "closed":
         _judge_schedule(run, rules, findings)
@@ -275,7 +275,7 @@ def judge_rules(run: Run, rules: Ruleset, findings: Findings) -> None:
 
 def judge_published(run: Run, benchmarks: Iterable[str], findings: Findings) -> None:
     """What every accepted log of a round has in common."""
-    _judge_presence(run, PUBLISHED, findings)
+    judge_presence(run, PUBLISHED, findings)
     division = run.value("submission_division")
     for key, value, known in (
         ("submission_division", division, ("closed", "open")),
@@ -292,9 +292,10 @@ def judge_published(run: Run, benchmarks: Iterable[str], findings: Findings) -> 
             )
 
 
-def _judge_presence(
+def judge_presence(
     run: Run, profiles: tuple[Profile, ...], findings: Findings
 ) -> None:
+    """The few records without which no round's log says anything."""
     missing = [k for k in ("init_start", "run_start") if k not in run.first]
     if not run.stops and not run.results:
         missing.append("run_stop")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,6 @@ def validate_many(
     paths: list[Path], options: Options, processes: int | None = None
 ) -> list[FileReport]:
     """Judges logs in the order given, on both cores where there is enough to do."""
-    import os
-
     size = 0
     for path in paths:
         try:
@@ -120,6 +118,8 @@ def validate_many(
         processes = min(os.cpu_count() or 1, len(paths), 8) if enough else 1
     if processes <= 1:
         return [validate(path, options) for path in paths]
+    from concurrent.futures import ProcessPoolExecutor
+
     # Large pieces cost a pool little, small ones keep both cores busy to the end.
     chunk = max(1, min(8, len(paths) // (processes * 4)))
     with ProcessPoolExecutor(processes) as pool:
@@ -189,6 +189,7 @@ def _judge_run(
         judge.judge_rules(run, rules, findings)
     else:
         judge.judge_clock(run, rounds()[name].caps_ms, findings)
+        judge.judge_presence(run, ("rules",), findings)
     judge.judge_published(run, _benchmarks(name), findings)
     judge.judge_status(run, findings)
 
