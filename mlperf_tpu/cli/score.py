@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from mlperf_tpu.cli import print_json
-from mlperf_tpu.log import outputs, score as scoring
+from mlperf_tpu.log import outputs
+from mlperf_tpu.log import score as scoring
 
 
 @click.command()

@@ -38,7 +38,9 @@ from mlperf_tpu.log.validate import FileReport, Options, validate_many
     show_default=True,
     help="Seconds for one run of mlperf_logging's checker.",
 )
-@click.option("--notes", is_flag=True, help="Show notes too, not only errors and warnings.")
+@click.option(
+    "--notes", is_flag=True, help="Show notes too, not only errors and warnings."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write Markdown.")
@@ -68,13 +70,12 @@ def validate(
         check_name(ruleset)
     reports = validate_many(find.logs(paths), options)
     submissions = [submission.check(o, reports) for o in organizations]
-    for path, text in (
-        (junit, lambda: outputs.junit(reports, profiles)),
-        (markdown, lambda: outputs.markdown(reports, profiles)),
-        (sarif, lambda: outputs.sarif(reports)),
-    ):
-        if path is not None:
-            outputs.write(path, text())
+    if junit is not None:
+        outputs.write(junit, outputs.junit(reports, profiles))
+    if markdown is not None:
+        outputs.write(markdown, outputs.markdown(reports, profiles))
+    if sarif is not None:
+        outputs.write(sarif, outputs.sarif(reports))
     if os.environ.get("GITHUB_ACTIONS") == "true":
         annotations = outputs.github(reports, profiles)
         if annotations:

@@ -29,8 +29,8 @@ def logs(paths: Iterable[Path]) -> list[Path]:
             below = in_folder(path)
             if not below:
                 raise BadInput(
-                    f"no log in {path}: neither result_*.txt nor another *.txt or *.log; "
-                    "give the folder that holds the results, or the files"
+                    f"no log in {path}: neither result_*.txt nor another *.txt or "
+                    "*.log; give the folder that holds the results, or the files"
                 )
             found.update(dict.fromkeys(below))
         elif os.path.lexists(path):
@@ -44,7 +44,8 @@ def logs(paths: Iterable[Path]) -> list[Path]:
 
 def in_folder(folder: Path) -> list[Path]:
     """The logs of one folder, sorted: result_2 before result_10."""
-    named, others = [], []
+    named: list[Path] = []
+    others: list[Path] = []
     for path in entries(folder):
         if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
             continue
@@ -71,5 +72,7 @@ def natural(path: Path) -> tuple[tuple[str, ...], tuple[tuple[int, str], ...]]:
     import re
 
     parts = re.findall(r"\d+|\D+", path.name)
-    key = tuple((int(p), "") if p.isdecimal() and len(p) < 18 else (-1, p) for p in parts)
+    key = tuple(
+        (int(p), "") if p.isdecimal() and len(p) < 18 else (-1, p) for p in parts
+    )
     return path.parent.parts, key

@@ -1,4 +1,4 @@
-"""What a check has to say: findings, grouped, and the verdicts that follow from them."""
+"""What a check has to say: findings, grouped, each with all its places."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ PUBLISHED: tuple[Profile, ...] = ("published",)
 LISTED = 20
 # Longest piece of a log that a finding repeats, in characters.
 SHOWN = 120
+# Longest text of what is there instead, in characters.
+LONGEST = 300
 # Distinct findings kept of one file: a hostile log must not fill the memory.
 KEPT = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Where a finding was made: physical line and column from 1, 0 for the whole file."""
+    """Where a finding was made: line and column from 1, line 0 for the whole file."""
 
     line: int
     column: int
@@ -68,7 +70,7 @@ class Finding:
 
 
 class Findings:
-    """Collects findings; repeats of one rule with one expectation become one finding."""
+    """Collects findings; repeats of a rule with one expectation become one finding."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, Severity, tuple[Profile, ...], str], Finding] = {}
@@ -96,7 +98,7 @@ class Findings:
             )
         finding.count += 1
         if len(finding.places) < LISTED:
-            finding.places.append(Occurrence(line, column, actual))
+            finding.places.append(Occurrence(line, column, actual[:LONGEST]))
 
     def extend(self, other: Iterable[Finding]) -> None:
         """Takes over whole findings, as another collector grouped them."""

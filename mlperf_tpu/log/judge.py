@@ -6,6 +6,7 @@ time; where a log is plainly wrong by the clock, `official` is mended to say so.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -107,7 +108,7 @@ def _judge_initialization(
             expected=f"run_start within {cap / 60e3:g} minutes of the first init_start",
             actual=f"{excess / 1e3:,.1f} s later than that",
             line=run_start.line,
-            hint="time past the cap belongs on the clock: start the run when it is over",
+            hint="time past the cap belongs on the clock: start the run at the cap",
         )
 
 
@@ -281,7 +282,7 @@ def judge_published(run: Run, benchmarks: Iterable[str], findings: Findings) -> 
         ("submission_division", division, ("closed", "open")),
         ("submission_benchmark", run.benchmark, tuple(benchmarks)),
     ):
-        if value is not None and value not in known:
+        if key in run.values and value not in known:
             findings.add(
                 f"{key}.choice",
                 "error",
@@ -292,9 +293,7 @@ def judge_published(run: Run, benchmarks: Iterable[str], findings: Findings) -> 
             )
 
 
-def judge_presence(
-    run: Run, profiles: tuple[Profile, ...], findings: Findings
-) -> None:
+def judge_presence(run: Run, profiles: tuple[Profile, ...], findings: Findings) -> None:
     """The few records without which no round's log says anything."""
     missing = [k for k in ("init_start", "run_start") if k not in run.first]
     if not run.stops and not run.results:
@@ -377,7 +376,7 @@ def _judge_every(
 ) -> None:
     every = schedule["every"]
     # Labels are rounded: a block of 157 steps is called 4 epochs (it is 4.016).
-    gaps = [(a, b) for a, b in zip(epochs, epochs[1:], strict=False) if b - a > every + 0.1]
+    gaps = [(a, b) for a, b in itertools.pairwise(epochs) if b - a > every + 0.1]
     for a, b in gaps:
         findings.add(
             "schedule.too_rare",
@@ -462,9 +461,7 @@ def _applies(run: Run, key: str, test: Any) -> bool:
         return False
 
 
-def _judge_type(
-    key: str, kept: Logged, severity: Severity, findings: Findings
-) -> None:
+def _judge_type(key: str, kept: Logged, severity: Severity, findings: Findings) -> None:
     """A number logged as a string: an error where the table holds the number to it."""
     if dialect.number(kept.value) is kept.value:
         return

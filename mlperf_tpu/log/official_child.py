@@ -15,7 +15,14 @@ import resource
 import sys
 from typing import Any
 
-FORBIDDEN = ("subprocess.", "socket.", "os.exec", "os.posix_spawn", "os.fork", "os.system")
+FORBIDDEN = (
+    "subprocess.",
+    "socket.",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "os.system",
+)
 _IN_LINE = re.compile(r"failed in line (\d+)")
 
 
@@ -47,7 +54,7 @@ def limit(memory_mb: int, seconds: int) -> None:
 
 
 def record_lines(path: str) -> list[int]:
-    """The physical line of each line that the checker counts, which it counts from 0."""
+    """The physical line of each line that the checker counts; it counts from 0."""
     numbers, line = [], 0
     with open(path, encoding="latin-1") as file:
         for line, text in enumerate(file, 1):
@@ -56,7 +63,9 @@ def record_lines(path: str) -> list[int]:
     return numbers
 
 
-def message(key: str | None, text: str, warning: bool, lines: list[int]) -> dict[str, Any]:
+def message(
+    key: str | None, text: str, warning: bool, lines: list[int]
+) -> dict[str, Any]:
     """One of the checker's messages, its Python kept out of sight where possible."""
     found = _IN_LINE.search(text)
     at = int(found[1]) if found else -1
@@ -65,7 +74,9 @@ def message(key: str | None, text: str, warning: bool, lines: list[int]) -> dict
     kind, expected, actual = "check", "", parts[0]
     if parts[0].startswith("Required"):
         kind = "count"
-        expected, _, actual = parts[0].removeprefix("Required ").partition(" but found ")
+        expected, _, actual = (
+            parts[0].removeprefix("Required ").partition(" but found ")
+        )
     elif parts[0].startswith("Failed checks for"):
         kind, actual = "never", "no record of the log passes"
         expected = text.partition(" : ")[2].strip()
@@ -101,15 +112,21 @@ def logged(record: str) -> str:
     """Value and metadata of a record that a message repeats whole."""
     try:
         body = json.loads(record.partition(":::MLLOG ")[2])
-        rest = {k: v for k, v in body["metadata"].items() if k not in ("file", "lineno")}
-        return json.dumps(body["value"]) + (f", metadata {json.dumps(rest)}" if rest else "")
+        rest = {
+            k: v for k, v in body["metadata"].items() if k not in ("file", "lineno")
+        }
+        return json.dumps(body["value"]) + (
+            f", metadata {json.dumps(rest)}" if rest else ""
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return record
 
 
 def check(name: str, path: str) -> dict[str, Any]:
     try:
-        from mlperf_logging.compliance_checker import mlp_compliance
+        from mlperf_logging.compliance_checker import (  # type: ignore[import-untyped]
+            mlp_compliance,
+        )
     except ImportError as error:
         return {"verdict": "missing", "error": str(error)}
     package = os.path.dirname(mlp_compliance.__file__)

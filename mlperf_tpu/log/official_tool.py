@@ -44,7 +44,7 @@ def consult(
 
 
 def _refusal(name: str, run: Run, findings: Findings, *, counts: bool) -> str:
-    """Why a log is not shown to the checker: it would look for a file of such a name."""
+    """Why a log is not shown to the checker, which would open a file of such a name."""
     known = ruleset(name).benchmarks if name in OWN else rounds()[name].benchmarks
     named = [("submission_benchmark", known), ("submission_division", DIVISIONS)]
     if run.benchmark == "resnet":
@@ -66,7 +66,9 @@ def _refusal(name: str, run: Run, findings: Findings, *, counts: bool) -> str:
                     column=kept.column,
                     hint=nearest(text.lower(), choices).split(" Known")[0],
                 )
-            return f"{key} {shown(kept.value)}: the checker would open a file named by it"
+            return (
+                f"{key} {shown(kept.value)}: the checker would open a file named by it"
+            )
     return ""
 
 
@@ -88,8 +90,7 @@ def _ask(path: Path, name: str, seconds: float) -> dict[str, Any]:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=seconds,
             check=False,
             env={"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1"},

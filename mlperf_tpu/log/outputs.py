@@ -39,7 +39,7 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(
-            f"cannot write {path}: {error.strerror}; give a path in a writable directory"
+            f"cannot write {path}: {error.strerror}; give a path that may be written"
         ) from None
 
 
@@ -104,9 +104,9 @@ def _shown(
     report: FileReport, profiles: Sequence[Profile], *, notes: bool
 ) -> Iterator[Finding]:
     for finding in report.findings:
-        if set(finding.profiles) & set(profiles) or not report.verdicts:
-            if notes or finding.severity != "note":
-                yield finding
+        asked = set(finding.profiles) & set(profiles)
+        if asked and (notes or finding.severity != "note"):
+            yield finding
 
 
 def summary(reports: Sequence[FileReport], profiles: Sequence[Profile]) -> str:
@@ -138,9 +138,7 @@ def markdown(reports: Sequence[FileReport], profiles: Sequence[Profile]) -> str:
             continue
         lines += [f"## {_cell(report.path)}", ""]
         lines += [_row(["severity", "line", "rule", "finding"]), _row(["---"] * 4)]
-        lines += [
-            _row([f.severity, where(f), f.rule, sentence(f)]) for f in findings
-        ]
+        lines += [_row([f.severity, where(f), f.rule, sentence(f)]) for f in findings]
         lines.append("")
     return "\n".join(lines)
 
@@ -244,9 +242,8 @@ def github(reports: Sequence[FileReport], profiles: Sequence[Profile]) -> str:
             at = f",line={first.line},col={first.column or 1}" if first.line else ""
             title = _property(finding.rule)
             message = sentence(finding).replace("%", "%25")
-            lines.append(
-                f"::{_GITHUB[finding.severity]} file={file}{at},title={title}::{message}"
-            )
+            kind = _GITHUB[finding.severity]
+            lines.append(f"::{kind} file={file}{at},title={title}::{message}")
     return "\n".join(lines)
 
 

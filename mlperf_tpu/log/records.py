@@ -85,15 +85,13 @@ def scan_json(text: str, start: int) -> tuple[Any, int]:
 
 
 def fields_07(body: Any) -> tuple[float, Any, Any, Any]:
-    """(time_ms, key, value, metadata) of a 0.7 record's JSON; Malformed where missing."""
+    """(time_ms, key, value, metadata) of a 0.7 record; Malformed without them."""
     try:
         time_ms = body["time_ms"]
         fields = body["key"], body["value"], body["metadata"]
     except (KeyError, TypeError):
         raise _missing(body) from None
-    if type(time_ms) is not int:
-        time_ms = _number_of_ms(time_ms)
-    return (time_ms, *fields)
+    return (_number_of_ms(time_ms), *fields)
 
 
 def _number_of_ms(time_ms: Any) -> float:

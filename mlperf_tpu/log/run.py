@@ -20,7 +20,9 @@ DISTINCT = 32
 LONG = 4_000
 
 SPAN_KEYS = frozenset(
-    f"{what}_{edge}" for what in ("block", "epoch", "eval") for edge in ("start", "stop")
+    f"{what}_{edge}"
+    for what in ("block", "epoch", "eval")
+    for edge in ("start", "stop")
 )
 
 
@@ -120,7 +122,7 @@ class Run:
             "eval_accuracy": self._evaluation,
             "eval_result": self._result,
             "seed": self._seed,
-            **{key: self._span for key in SPAN_KEYS},
+            **dict.fromkeys(SPAN_KEYS, self._span),
         }
 
     def feed(self, record: Record) -> None:
@@ -193,9 +195,7 @@ class Run:
             len(value) > 64 or len(str(value)) > 256
         ):
             value = f"{str(value)[:64]}..."
-        self.evaluations.append(
-            Evaluation(record.line, record.time_ms, epoch, value)
-        )
+        self.evaluations.append(Evaluation(record.line, record.time_ms, epoch, value))
         self._tick(record)
 
     def _seed(self, record: Record) -> None:
@@ -253,6 +253,6 @@ class Run:
         return "success" if self.results else None
 
     def number(self, key: str) -> float | None:
-        """The first value of a key as a number, read from a string too; None if none."""
+        """The first value of a key as a number, from a string too; None if none."""
         value = dialect.number(self.value(key))
         return value if dialect.is_number(value) else None

@@ -12,11 +12,12 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlperf_tpu.log import dialect, find
+from mlperf_tpu.log.findings import shown
 from mlperf_tpu.log.judge import TOLERANCE_MS, UNNUMBERED
 from mlperf_tpu.log.rulesets import OWN, ruleset
 from mlperf_tpu.log.run import Evaluation, Run
@@ -32,7 +33,7 @@ class RunScore:
     """One run: seconds on the clock, what it trained, and its part in the score.
 
     `epochs` is the label of the last evaluation within the clock. `epochs_trained`
-    corrects labels that count from 0 (v0.6 Mask R-CNN); None where labels are no epochs.
+    corrects labels that count from 0 (v0.6 Mask R-CNN); None where they are no epochs.
     """
 
     path: str
@@ -77,9 +78,12 @@ class Entry:
     benchmark: str
     ruleset: str
     runs: list[RunScore]
-    reports: list[FileReport]
+    settings: dict[str, Any]  # hyperparameters and sizes that all runs log
+    target: dict[str, float] | None
+    task: str  # full, or proxy: another data set than the benchmark's
     score_minutes: float | None
     note: str
+    reports: list[FileReport] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         return {
@@ -89,6 +93,9 @@ class Entry:
             "score_minutes": self.score_minutes,
             "note": self.note,
             "folder": self.folder,
+            "settings": self.settings,
+            "target": self.target,
+            "task": self.task,
             "runs": [run.document() for run in self.runs],
         }
 
@@ -117,9 +124,45 @@ def _entry(
         note += f"{len(runs)} runs where the round asks for {due}"
     minutes = None if score_s is None else score_s / 60
     return Entry(
-        folder, _system(folder, reports), benchmark, ruleset_name, runs, reports,
-        minutes, note,
+        folder=folder,
+        system=_system(folder, reports),
+        benchmark=benchmark,
+        ruleset=ruleset_name,
+        runs=runs,
+        settings=_settings(reports),
+        target=_target(ruleset_name, benchmark),
+        task=_task(reports),
+        score_minutes=minutes,
+        note=note,
+        reports=reports,
     )
+
+
+def _settings(reports: Sequence[FileReport]) -> dict[str, Any]:
+    """Every value that the first run logs outside its time line, small enough to show."""
+    run = reports[0].run
+    if run is None:
+        return {}
+    return {
+        key: shown(values.first)
+        for key, values in sorted(run.values.items())
+        if values.kept and key not in ("cache_clear", "submission_entry", "")
+    }
+
+
+def _target(ruleset_name: str, benchmark: str) -> dict[str, float] | None:
+    if ruleset_name not in OWN:
+        return None
+    return ruleset(ruleset_name).targets.get(benchmark)
+
+
+def _task(reports: Sequence[FileReport]) -> str:
+    proxy = any(
+        finding.rule == "eval_samples.data_set" and finding.severity == "warning"
+        for report in reports
+        for finding in report.findings
+    )
+    return "proxy" if proxy else "full"
 
 
 def _system(folder: str, reports: Sequence[FileReport]) -> str:
@@ -137,7 +180,15 @@ def run_score(report: FileReport) -> RunScore:
     if run is None or run.n_records == 0:
         reason = f"{report.findings[0].places[0].actual}" if report.findings else ""
         return RunScore(
-            report.path, None, "invalid", reason or "unreadable", None, None, 0, None, None
+            report.path,
+            None,
+            "invalid",
+            reason or "unreadable",
+            None,
+            None,
+            0,
+            None,
+            None,
         )
     seconds = run.seconds
     status, reason = _status(report, run, seconds)
@@ -171,9 +222,7 @@ def within_clock(run: Run) -> list[Evaluation]:
     )
 
 
-def _status(
-    report: FileReport, run: Run, seconds: float | None
-) -> tuple[str, str]:
+def _status(report: FileReport, run: Run, seconds: float | None) -> tuple[str, str]:
     if seconds is None:
         return "invalid", "no run_start or no run_stop"
     if not 0 < seconds < math.inf:
@@ -186,7 +235,9 @@ def _status(
             hit = reach(run, rules, lenient=True).first
             if hit is None:
                 return "not_converged", "target not reached"
-            late = run.stop is not None and hit.time_ms > run.stop.time_ms + TOLERANCE_MS
+            late = (
+                run.stop is not None and hit.time_ms > run.stop.time_ms + TOLERANCE_MS
+            )
             if late and run.benchmark != "minigo":
                 return "not_converged", "target reached after run_stop"
     return "success", ""
@@ -200,7 +251,7 @@ def _between(run: Run, start: str, stop: str) -> float | None:
 
 
 def _evaluation_seconds(run: Run) -> float | None:
-    """Seconds within the clock between eval_start and the next eval_stop, None if none."""
+    """Seconds of the clock from eval_start to eval_stop; None where not logged."""
     limit = run.stop.time_ms if run.stop else math.inf
     total, began, found = 0.0, None, False
     for span in sorted(run.spans, key=lambda s: s.time_ms):

@@ -1,7 +1,7 @@
 """Bytes of a log, opened with care and cut into the lines that may hold a record.
 
-A log is text of unknown origin: it may be a device, gigabytes without a newline, UTF-16,
-or no log at all. Nothing here reads more than one chunk and one line at a time.
+A log is text of unknown origin: it may be a device, gigabytes without a newline,
+UTF-16, or no log at all. Nothing here reads more than one chunk and one line at a time.
 """
 
 from __future__ import annotations

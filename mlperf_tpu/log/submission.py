@@ -158,9 +158,7 @@ class _Checker:
             for finding in group.sorted()
         ]
         failed = any(finding.severity == "error" for _, finding in findings)
-        return SubmissionReport(
-            str(self._root), "fail" if failed else "pass", findings
-        )
+        return SubmissionReport(str(self._root), "fail" if failed else "pass", findings)
 
     def tree(self) -> None:
         """Names, sizes and links of everything below."""
@@ -169,7 +167,10 @@ class _Checker:
             about = str(path.relative_to(self._root))
             if " " in about:
                 self.add(about, "tree.space", "names without spaces", shown(path.name))
-            if any(p.startswith(".") for p in Path(about).parts) and ".git" not in about:
+            if (
+                any(p.startswith(".") for p in Path(about).parts)
+                and ".git" not in about
+            ):
                 self.add(
                     about, "tree.leading_dot", "names without a leading dot", path.name
                 )
@@ -278,7 +279,7 @@ class _Checker:
                         "entry.seed",
                         "a seed of its own for each run",
                         f"seed {value[:40]}, as in {Path(other.path).name}",
-                        "the rules allow the clock or the OS's randomness as its source",
+                        "take it from the clock or the OS's randomness",
                         warning=True,  # Tested by the official tools from v1.0 on.
                         line=seed.line,
                     )
@@ -290,14 +291,19 @@ class _Checker:
         rules = ruleset(first.ruleset)
         keys = rules.known_keys - set(rules.common) | {"train_samples", "eval_samples"}
         for key in sorted(keys):
-            values = {}
+            values: dict[str, FileReport] = {}
             for run in runs:
                 if run.run is not None:
                     values.setdefault(shown(run.run.value(key)), run)
             if len(values) > 1:
-                text = "; ".join(f"{v} in {Path(r.path).name}" for v, r in values.items())
+                text = "; ".join(
+                    f"{v} in {Path(r.path).name}" for v, r in values.items()
+                )
                 self.add(
-                    about, f"entry.{key}", "one value in all runs of an entry", text[:300]
+                    about,
+                    f"entry.{key}",
+                    "one value in all runs of an entry",
+                    text[:300],
                 )
 
     def _system(self, system: str) -> None:
@@ -320,13 +326,20 @@ class _Checker:
             self.add(about, "system.cores", "cores or virtual CPUs", "neither")
         if described.get("division") not in ("closed", "open"):
             self.add(
-                about, "system.division", "closed or open", shown(described.get("division"))
+                about,
+                "system.division",
+                "closed or open",
+                shown(described.get("division")),
             )
 
     def _read_system(self, path: Path, about: str) -> dict[str, Any] | None:
         self._by_path.setdefault(about, Findings())
-        if path.is_symlink() and not path.resolve().is_relative_to(self._root.resolve()):
-            self.add(about, "system.link", "a file of the submission", "a link out of it")
+        if path.is_symlink() and not path.resolve().is_relative_to(
+            self._root.resolve()
+        ):
+            self.add(
+                about, "system.link", "a file of the submission", "a link out of it"
+            )
             return None
         try:
             with source.open_log(path) as file:

@@ -13,7 +13,7 @@ from mlperf_tpu.log.run import Evaluation, Run
 
 @dataclass
 class Reach:
-    """The first evaluation at the target, and those whose value is no quality at all."""
+    """The first evaluation at the target, and those whose value is no quality."""
 
     first: Evaluation | None = None
     unusable: list[Evaluation] = field(default_factory=list)
@@ -34,9 +34,9 @@ def reached(targets: dict[str, float], batch: Any, value: Any) -> bool:
             for part in ("BBOX", "SEGM")
         )
     least = targets["value"]
-    if "from_batch" in targets and batch is not None:
-        if batch >= targets["from_batch"]:
-            least = targets["large_batch_value"]
+    from_batch = targets.get("from_batch")
+    if from_batch is not None and batch is not None and batch >= from_batch:
+        least = targets["large_batch_value"]
     return bool(value >= least and value < 1)
 
 
@@ -47,8 +47,8 @@ def reach(run: Run, rules: Ruleset, *, lenient: bool) -> Reach:
     targets = rules.targets.get(benchmark)
     if targets is None:
         return result
-    batch = run.number("global_batch_size") if lenient else run.value(
-        "global_batch_size"
+    batch = (
+        run.number("global_batch_size") if lenient else run.value("global_batch_size")
     )
     hits = []
     for one in run.evaluations:
@@ -85,8 +85,7 @@ def best(run: Run) -> str:
     numbers = [
         v
         for one in run.evaluations
-        if dialect.is_number(v := dialect.accuracy(run.benchmark, one.value))
-        and v == v
+        if dialect.is_number(v := dialect.accuracy(run.benchmark, one.value)) and v == v
     ]
     if numbers:
         return f"{max(numbers):.6g} at best, of {len(run.evaluations):,} evaluations"

@@ -127,9 +127,7 @@ def validate_many(
         return list(jobs)
 
 
-def _judge(
-    path: Path, stream: Any, findings: Findings, options: Options
-) -> FileReport:
+def _judge(path: Path, stream: Any, findings: Findings, options: Options) -> FileReport:
     asked = options.ruleset
     reader = LogReader(stream, findings, _format_asked(asked))
     run, verifier, seen = Run(), None, Findings()
@@ -146,7 +144,13 @@ def _judge(
         assert verifier is not None
         _judge_run(name, run, verifier, seen, findings)
     report = FileReport(
-        str(path), name, inferred, run.benchmark, {}, [], run if options.keep_run else None
+        str(path),
+        name,
+        inferred,
+        run.benchmark,
+        {},
+        [],
+        run if options.keep_run else None,
     )
     tool = None
     if str(path) != "-" and (name not in OWN or options.official_tool):
@@ -231,7 +235,7 @@ def verdicts(run: Run, findings: Findings) -> dict[Profile, Verdict]:
 
 
 def infer(run: Run, format: Format | None) -> tuple[str, str]:
-    """The ruleset of a log, and why: by its token, its benchmark, its keys, its date."""
+    """The ruleset of a log, and why: by its token, benchmark, keys and date."""
     if format == "0.6":
         return "0.6.0", f"its token is {TOKENS['0.6'].decode().strip()}"
     if format is None:

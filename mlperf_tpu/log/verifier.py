@@ -10,7 +10,7 @@ from typing import Any
 
 from mlperf_tpu.errors import nearest
 from mlperf_tpu.log.conditions import CANNOT, State, operand
-from mlperf_tpu.log.findings import OFFICIAL, Findings, shown
+from mlperf_tpu.log.findings import OFFICIAL, Findings, Profile, shown
 from mlperf_tpu.log.records import Record
 from mlperf_tpu.log.rulesets import Check, KeyRule, Ruleset
 from mlperf_tpu.log.run import Run, Values
@@ -93,7 +93,7 @@ class Verifier:
             return  # The check on the same entry has said so already.
 
     def finish(self, run: Run) -> None:
-        """Judges what only the whole log shows: counts, and the benchmark's own keys."""
+        """Judges what only the whole log shows: counts, the benchmark's own keys."""
         for rule in self._rules.common.values():
             self._count_common(rule, run)
         self._count_either(run)
@@ -176,14 +176,22 @@ class Verifier:
             self._exactly_one(rule.key, values.count, values.same, run)
         elif rule.count == "some" and not values.count:
             self._missing(rule.key, rule.key, run)
+        tabled = rule.key in self._rules.tabled.get(run.benchmark or "", ())
+        profiles = OFFICIAL if tabled else self._rules.verifier_profiles
         for kept in values.kept:
             record = Record(
                 kept.line, kept.column, 0.0, rule.key, kept.value, kept.metadata
             )
             for check in rule.checks:
-                self._own_check(rule, check, record)
+                self._own_check(rule, check, record, profiles)
 
-    def _own_check(self, rule: KeyRule, check: Check, record: Record) -> None:
+    def _own_check(
+        self,
+        rule: KeyRule,
+        check: Check,
+        record: Record,
+        profiles: tuple[Profile, ...],
+    ) -> None:
         try:
             if check.test(record, self._state):
                 return
@@ -195,7 +203,7 @@ class Verifier:
         self._findings.add(
             f"{rule.key}.{check.name}",
             "error",
-            OFFICIAL,
+            profiles,
             expected=check.expect,
             actual=actual,
             line=record.line,

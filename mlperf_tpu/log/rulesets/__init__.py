@@ -1,4 +1,4 @@
-"""The rules of each round as data: two rulesets of our own, a table for later rounds."""
+"""The rules of each round as data: two rulesets, and a table for later rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """What a ruleset says of one key: how often, with what values, moving what state."""
+    """What a ruleset says of a key: how often, with what values, moving what state."""
 
     key: str
     count: str  # one, some, any
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ruleset:
-    """One round's rules. `closed` and `common` are the verifier's, the rest the text's."""
+    """One round's rules: `closed` and `common` the verifier's, the rest the text's."""
 
     name: str
     format: Format
@@ -72,6 +72,8 @@ class Ruleset:
     data: dict[str, dict[str, int]]
     schedule: dict[str, dict[str, Any]]
     table: dict[str, dict[str, list[Row]]]
+    # Keys by benchmark that the table has rows of: there it judges, not the verifier.
+    tabled: dict[str, frozenset[str]]
     # Whether the written rules, too, ask for what the verifier counts and orders.
     verifier_profiles: tuple[Profile, ...]
     verifier_ignores_target: bool
@@ -139,6 +141,10 @@ def ruleset(name: str) -> Ruleset:
     closed = {b: _benchmark(rules) for b, rules in spec["closed"].items()}
     common = _keys(spec["common"], "any")
     known = set(common)
+    table = {
+        b: {opt: [_row(r) for r in rows] for opt, rows in parts.items()}
+        for b, parts in spec["table"].items()
+    }
     for rules in closed.values():
         known.update(rules.keys, *rules.by_optimizer.values())
     profiles: tuple[Profile, ...] = ("official", "rules")
@@ -154,9 +160,10 @@ def ruleset(name: str) -> Ruleset:
         closed=closed,
         data=spec["data"],
         schedule=spec["schedule"],
-        table={
-            b: {opt: [_row(r) for r in rows] for opt, rows in parts.items()}
-            for b, parts in spec["table"].items()
+        table=table,
+        tabled={
+            b: frozenset(row.key for rows in parts.values() for row in rows)
+            for b, parts in table.items()
         },
         verifier_profiles=profiles if name != "0.6.0" else ("official",),
         verifier_ignores_target=spec.get("verifier_ignores_target", False),
