@@ -124,21 +124,25 @@ def summary(reports: Sequence[FileReport], profiles: Sequence[Profile]) -> str:
 
 def markdown(reports: Sequence[FileReport], profiles: Sequence[Profile]) -> str:
     """A table of files and verdicts, then each file's findings."""
+    table = [
+        [
+            report.path,
+            report.ruleset,
+            report.benchmark or "?",
+            *(report.verdicts[p].replace("_", " ") for p in profiles),
+        ]
+        for report in reports
+    ]
     head = ["log", "ruleset", "benchmark", *profiles]
-    lines = ["# MLPerf logs", "", _row(head), _row(["---"] * len(head))]
-    for report in reports:
-        words = [report.verdicts[p].replace("_", " ") for p in profiles]
-        lines.append(
-            _row([report.path, report.ruleset, report.benchmark or "?", *words])
-        )
+    lines = ["# MLPerf logs", "", markdown_table(head, table)]
     lines += ["", *summary(reports, profiles).split("\n"), ""]
     for report in reports:
         findings = list(_shown(report, profiles, notes=False))
         if not findings:
             continue
         lines += [f"## {_cell(report.path)}", ""]
-        lines += [_row(["severity", "line", "rule", "finding"]), _row(["---"] * 4)]
-        lines += [_row([f.severity, where(f), f.rule, sentence(f)]) for f in findings]
+        cells = [[f.severity, where(f), f.rule, sentence(f)] for f in findings]
+        lines.append(markdown_table(["severity", "line", "rule", "finding"], cells))
         lines.append("")
     return "\n".join(lines)
 
@@ -282,13 +286,14 @@ def _cut(value: float | None, form: str) -> str:
 
 def score_markdown(table: Sequence[dict[str, Any]]) -> str:
     """The rows of a score as a Markdown table."""
-    if not table:
-        return ""
-    names = list(table[0])
-    lines = [_row(names), _row(["---"] * len(names))]
+    names = list(table[0]) if table else []
+    rows = []
     for row in table:
         cells = ["" if row[n] is None else row[n] for n in names]
-        lines.append(
-            _row([f"{c:.6g}" if isinstance(c, float) else str(c) for c in cells])
-        )
+        rows.append([f"{c:.6g}" if isinstance(c, float) else str(c) for c in cells])
+    return markdown_table(names, rows)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
     return "\n".join(lines)

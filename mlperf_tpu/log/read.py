@@ -22,9 +22,9 @@ from mlperf_tpu.log.findings import (
 )
 from mlperf_tpu.log.records import (
     MARK,
+    RECORD_LIMIT,
     TOKENS,
     Format,
-    RECORD_LIMIT,
     Malformed,
     Record,
     fields_07,

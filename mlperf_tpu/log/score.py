@@ -139,14 +139,14 @@ def _entry(
 
 
 def _settings(reports: Sequence[FileReport]) -> dict[str, Any]:
-    """Every value that the first run logs outside its time line, small enough to show."""
+    """Every value that the first run logs outside its time line, as JSON text."""
     run = reports[0].run
     if run is None:
         return {}
     return {
         key: shown(values.first)
         for key, values in sorted(run.values.items())
-        if values.kept and key not in ("cache_clear", "submission_entry", "")
+        if values.first is not None and key not in ("cache_clear", "submission_entry")
     }
 
 
