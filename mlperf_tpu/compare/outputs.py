@@ -48,7 +48,7 @@ def text(comparison: Comparison) -> str:
     lines = [
         f"{plain(side.path)}: {plain(side.system)} {plain(side.benchmark)} "
         f"{side.ruleset}, {side.converged} of {len(side.runs)} runs converged, "
-        + ("no score" if side.score_minutes is None else f"{side.score_minutes:.3f} min")
+        + ("no score" if not side.score_minutes else f"{side.score_minutes:.3f} min")
         for side in (c.baseline, c.candidate)
     ]
     for one in c.differences:

@@ -106,15 +106,7 @@ def _stored(path: Path) -> list[dict[str, Any]]:
         entries = document["entries"]
         assert all(isinstance(entry, dict) for entry in entries)
         return list(entries)
-    except (
-        source.Unreadable,
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ) as error:
-        raise _not_stored(path, error) from None
-    except AssertionError as error:
+    except (source.Unreadable, *_WRONG) as error:
         raise _not_stored(path, error) from None
 
 

@@ -54,14 +54,16 @@ def _as_json(match: re.Match[str]) -> str:
     return word if _JSON_WORD.fullmatch(word) else json.dumps(word)
 
 
-def accuracy(benchmark: str | None, value: Any) -> Any:
+def accuracy(benchmark: str | None, value: Any, *, percent: bool) -> Any:
     """An eval_accuracy in round 0.7's form: fractions, and BBOX and SEGM for masks.
 
-    v0.6 logs BLEU as 0 to 100; masks as [box, mask] (Google) or in an object under
-    "accuracy" (NVIDIA); accuracies as strings (NVIDIA's Transformer).
+    v0.6 logs BLEU as 0 to 100 (`percent`); masks as [box, mask] (Google) or in an
+    object under "accuracy" (NVIDIA); accuracies as strings (NVIDIA's Transformer).
 
-    >>> accuracy("gnmt", "24.19"), accuracy("maskrcnn", [0.38, 0.34])
-    (0.2419, {'BBOX': 0.38, 'SEGM': 0.34})
+    >>> accuracy("gnmt", "24.19", percent=True)
+    0.2419
+    >>> accuracy("maskrcnn", [0.38, 0.34], percent=True)
+    {'BBOX': 0.38, 'SEGM': 0.34}
     """
     if isinstance(value, dict) and isinstance(value.get("accuracy"), dict):
         value = value["accuracy"]
@@ -70,7 +72,7 @@ def accuracy(benchmark: str | None, value: Any) -> Any:
     if isinstance(value, dict):
         return {name: number(part) for name, part in value.items()}
     value = number(value)
-    if benchmark in ("gnmt", "transformer") and is_number(value) and value > 1:
+    if percent and benchmark in ("gnmt", "transformer") and is_number(value):
         return round(value / 100, 12)
     return value
 

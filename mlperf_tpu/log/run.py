@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mlperf_tpu.log import dialect
-from mlperf_tpu.log.records import Record
+from mlperf_tpu.log.records import Format, Record
 
 # Bounds on what is kept of one log.
 EVALUATIONS = 200_000
@@ -99,6 +99,7 @@ class Run:
     """The facts of one log. `feed` takes its records in the order of the file."""
 
     def __init__(self) -> None:
+        self.format: Format = "0.7"
         self.n_records = 0
         self.values: dict[str, Values] = {}
         self.evaluations: list[Evaluation] = []
@@ -244,6 +245,11 @@ class Run:
         if start is None or stop is None:
             return None
         return (stop.time_ms - start.time_ms) / 1e3
+
+    def quality(self, one: Evaluation) -> Any:
+        """An evaluation's value in round 0.7's form, whatever the log's dialect."""
+        percent = self.format == "0.6"
+        return dialect.accuracy(self.benchmark, one.value, percent=percent)
 
     @property
     def status(self) -> Any:

@@ -52,7 +52,7 @@ def reach(run: Run, rules: Ruleset, *, lenient: bool) -> Reach:
     )
     hits = []
     for one in run.evaluations:
-        value = dialect.accuracy(benchmark, one.value) if lenient else one.value
+        value = run.quality(one) if lenient else one.value
         try:
             if reached(targets, batch, value):
                 hits.append(one)
@@ -85,7 +85,7 @@ def best(run: Run) -> str:
     numbers = [
         v
         for one in run.evaluations
-        if dialect.is_number(v := dialect.accuracy(run.benchmark, one.value)) and v == v
+        if dialect.is_number(v := run.quality(one)) and v == v
     ]
     if numbers:
         return f"{max(numbers):.6g} at best, of {len(run.evaluations):,} evaluations"

@@ -134,6 +134,7 @@ def _judge(path: Path, stream: Any, findings: Findings, options: Options) -> Fil
     for record in reader:
         if verifier is None:
             assert reader.format is not None
+            run.format = reader.format
             verifier = Verifier(ruleset(OWN[reader.format == "0.7"]), seen)
         run.feed(record)
         verifier.feed(record)
