@@ -36,6 +36,12 @@ from mlperf_tpu.log.records import (
 from mlperf_tpu.log.source import Line, lines
 
 
+# Broken records of one line that are looked at one by one.
+TORN = 50
+# Longest record that a dialect is tried on; Intel's have 200 characters.
+LOOSE = 4096
+
+
 def plain_record(line: Line) -> Record | None:
     """The record of a line that is one 0.7 record and nothing else, as nearly all are.
 
@@ -102,7 +108,7 @@ class LogReader:
         text = self._text(line)
         mark = token.decode()
         at = text.find(mark)
-        n_records = 0
+        n_records = n_torn = 0
         while at >= 0:
             start = at + len(mark)
             column = line.offset + at + 1
@@ -110,14 +116,11 @@ class LogReader:
                 record, end = self._record(text, start, line.number, column)
             except Malformed as problem:
                 at = text.find(mark, start)
-                loose = None
-                if at < 0 or problem.rule not in ("record.json", "record.nesting"):
-                    loose = self._loosely(text[start:], line.number, column)
-                self._malformed(
-                    problem, line.number, column, torn=at >= 0, loose=loose is not None
-                )
-                if loose is not None:
-                    yield loose
+                n_torn += 1
+                if n_torn > TORN:
+                    # Each costs the length of the line: on to what is read officially.
+                    at = max(at, text.rfind(mark))
+                yield from self._unread(problem, text, start, line, column, at >= 0)
                 continue
             n_records += 1
             at = text.find(mark, end)
@@ -127,6 +130,25 @@ class LogReader:
             if n_records == 2:
                 self._glued(line)
             yield record
+
+    def _unread(
+        self,
+        problem: Malformed,
+        text: str,
+        start: int,
+        line: Line,
+        column: int,
+        torn: bool,
+    ) -> Iterator[Record]:
+        """Says what is wrong with a record; gives it all the same if a dialect has it."""
+        loose = None
+        if not torn or problem.rule == "record.fields":
+            loose = self._loosely(text, start, line.number, column)
+        self._malformed(
+            problem, line.number, column, torn=torn, loose=loose is not None
+        )
+        if loose is not None:
+            yield loose
 
     def _text(self, line: Line) -> str:
         try:
@@ -175,10 +197,11 @@ class LogReader:
                 column=column,
             )
 
-    def _loosely(self, text: str, line: int, column: int) -> Record | None:
+    def _loosely(self, text: str, start: int, line: int, column: int) -> Record | None:
         """The record as a dialect of a published round writes it, if it does."""
-        if len(text) > 4096:
+        if len(text) - start > LOOSE:
             return None
+        text = text[start:]
         if self.format == "0.6":
             try:
                 time_ms, key, at = head_06(text, 0)

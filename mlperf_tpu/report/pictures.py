@@ -225,11 +225,15 @@ def time_line(entry: Entry, prefix: str) -> Picture | None:
         fontsize="small",
     )  # fmt: skip
     words = ", ".join(
-        f"{kind} {sum(each) / len(each):.3g} minutes"
-        for kind, each in totals.items()
-        if each
+        f"{sum(totals[kind]) / len(totals[kind]):.3g} minutes {phrase}"
+        for kind, phrase in (
+            ("initialization", "of initialization"),
+            ("training", "on the clock"),
+            ("evaluation", "of evaluation"),
+        )
+        if totals[kind]
     )
-    caption = f"Time line of {len(runs)} runs, on average: {words}."
+    caption = f"Time line of {len(runs)} runs, on average {words}."
     return Picture(_svg(figure, caption, prefix), caption)
 
 
