@@ -35,7 +35,6 @@ from mlperf_tpu.log.records import (
 )
 from mlperf_tpu.log.source import Line, lines
 
-
 # Broken records of one line that are looked at one by one.
 TORN = 50
 # Longest record that a dialect is tried on; Intel's have 200 characters.
@@ -117,9 +116,9 @@ class LogReader:
             except Malformed as problem:
                 at = text.find(mark, start)
                 n_torn += 1
-                if n_torn > TORN:
+                if n_torn > TORN and at >= 0:
                     # Each costs the length of the line: on to what is read officially.
-                    at = max(at, text.rfind(mark))
+                    at = text.rfind(mark)
                 yield from self._unread(problem, text, start, line, column, at >= 0)
                 continue
             n_records += 1
@@ -140,7 +139,7 @@ class LogReader:
         column: int,
         torn: bool,
     ) -> Iterator[Record]:
-        """Says what is wrong with a record; gives it all the same if a dialect has it."""
+        """Says what is wrong with a record; gives it if it is one in a dialect."""
         loose = None
         if not torn or problem.rule == "record.fields":
             loose = self._loosely(text, start, line.number, column)

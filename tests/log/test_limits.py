@@ -133,7 +133,7 @@ def peak_mb(path: Path, *options: str) -> tuple[float, int]:
         [sys.executable, "-c", code, "validate", str(path), *options],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=30,
         check=True,
     )
     assert "Traceback" not in done.stderr
