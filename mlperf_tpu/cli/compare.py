@@ -32,7 +32,7 @@ EXIT = {"ok": 0, "regression": 1, "incomparable": 2, "undecided": 0}
     default=0.05,
     show_default=True,
     type=click.FloatRange(min=0, max=0.5, min_open=True),
-    help="Rate of false alarms, over all metrics that decide.",
+    help="Level of the tests, two-sided, over all metrics that decide.",
 )
 @click.option("--fail-on-undecided", is_flag=True, help="Exit 3 when undecided.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")

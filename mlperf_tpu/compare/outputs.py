@@ -60,9 +60,8 @@ def text(comparison: Comparison) -> str:
         lines += ["", *_aligned([list(HEAD), *rows(c)])]
         lines += [f"  {m.name}: {m.note}" for m in c.metrics if m.note]
         lines.append(
-            f"  margin {c.limits.margin * 100:g} %, one-sided tests at "
-            f"{c.limits.alpha:g}; 'shows': the change seen with 80 % probability; "
-            "(in brackets: informs, does not decide)"
+            f"  margin {c.limits.margin * 100:g} %, alpha {c.limits.alpha:g}; shows: "
+            "the change seen with 80 % probability; (in brackets): does not decide"
         )
     if c.too_fast is not None:
         word = "credible" if c.too_fast["ok"] else "TOO FAST"

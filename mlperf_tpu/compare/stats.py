@@ -1,8 +1,9 @@
 """Is one sample of positive times larger than another, by more than a margin?
 
 Welch's t on logarithms where times are continuous; an exact permutation test on ranks
-where runs did not converge (they are slower than any) or values tie (epochs). All tests
-are one-sided at `alpha`, Holm's correction over the metrics that decide.
+where runs did not converge (they are slower than any) or values tie (epochs). "Worse"
+is a two-sided test at `alpha`, with Holm's correction over the metrics that decide; "not
+worse by the margin" is a one-sided one.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class MetricResult:
-    """One metric's verdict. `p` is one-sided, for "worse", before Holm's correction.
+    """One metric's verdict. `p` is two-sided for "worse" (1 where better), before Holm.
 
-    `interval` holds the two one-sided confidence bounds of the ratio. `p_no_worse` is
-    for "not worse by the margin". Values are geometric means, None where not finite.
+    `interval` is the two-sided confidence interval of the ratio. `p_no_worse` is for
+    "not worse by the margin". Values are geometric means, None where not finite.
     """
 
     name: str
@@ -172,11 +173,11 @@ def _welch(
     logs_a, logs_b = [math.log(x) for x in a], [math.log(x) for x in b]
     p, difference, error, df = welch(logs_a, logs_b)
     worse_by_margin, *_ = welch(logs_a, logs_b, math.log1p(limits.margin))
-    half = float(stdtrit(df, 1 - limits.alpha)) * error if error else 0.0
+    half = float(stdtrit(df, 1 - limits.alpha / 2)) * error if error else 0.0
     reach = half + (float(stdtrit(df, POWER)) * error if error else 0.0)
     return replace(
         result,
-        p=p,
+        p=min(1.0, 2 * p),
         p_no_worse=1 - worse_by_margin,
         interval=(_exp(difference - half), _exp(difference + half)),
         minimum_detectable=_exp(reach) - 1,
@@ -215,7 +216,7 @@ def permutation(a: Sequence[float], b: Sequence[float]) -> float:
 def _permuted(
     result: MetricResult, a: list[float], b: list[float], limits: Limits
 ) -> MetricResult:
-    smallest = 1 / math.comb(len(a) + len(b), len(b))
+    smallest = 2 / math.comb(len(a) + len(b), len(b))
     note = ""
     if smallest >= limits.alpha:
         note = (
@@ -225,7 +226,7 @@ def _permuted(
     shrunk = [x / (1 + limits.margin) for x in b]
     return replace(
         result,
-        p=permutation(a, b),
+        p=min(1.0, 2 * permutation(a, b)),
         p_no_worse=permutation(shrunk, a),
         method="permutation of ranks",
         note=note,
