@@ -2,8 +2,8 @@
 
 Welch's t on logarithms where times are continuous; an exact permutation test on ranks
 where runs did not converge (they are slower than any) or values tie (epochs). "Worse"
-is a two-sided test at `alpha`, with Holm's correction over the metrics that decide; "not
-worse by the margin" is a one-sided one.
+is a two-sided test at `alpha`, with Holm's correction over the metrics that decide;
+"not worse by the margin" is a one-sided one.
 """
 
 from __future__ import annotations

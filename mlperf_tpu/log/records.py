@@ -19,6 +19,19 @@ TOKENS: dict[Format, bytes] = {"0.6": b":::MLL ", "0.7": b":::MLLOG "}
 # Longest record read, in bytes. The longest published one has 2,100.
 RECORD_LIMIT = 1 << 20
 
+# A record exactly as mllog writes it, whose value and metadata nest no further: what
+# matches is valid JSON with all its fields, which a match shows in a third of the time
+# that parsing takes.
+_TEXT = rb'"[^"\\\x00-\x1f]*"'
+_NUMBER = rb"-?(?:0|[1-9][0-9]{0,300})(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
+_SCALAR = rb"(?:" + _TEXT + rb"|" + _NUMBER + rb"|null|true|false)"
+_FLAT = rb"\{(?:" + _TEXT + rb": " + _SCALAR + rb'(?:, (?=")|(?=\})))*\}'
+CANONICAL = re.compile(
+    rb':::MLLOG \{"namespace": ' + _TEXT + rb', "time_ms": [0-9]{1,15}, "event_type": '
+    + _TEXT + rb', "key": ' + _TEXT + rb', "value": (?:' + _SCALAR + rb"|" + _FLAT
+    + rb'), "metadata": ' + _FLAT + rb"\}"
+)  # fmt: skip
+
 scan: Any = make_scanner(JSONDecoder())  # type: ignore[arg-type]
 _HEAD_06 = re.compile(r"([0-9.]+) ([A-Za-z0-9_]+) ?:\s+")
 _DUPLICATED = ('"key"', '"value"', '"time_ms"', '"metadata"')

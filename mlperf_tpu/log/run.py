@@ -26,6 +26,12 @@ SPAN_KEYS = frozenset(
 )
 
 
+EVENT_KEYS = SPAN_KEYS | {
+    "init_start", "init_stop", "run_start", "cache_clear", "run_stop", "eval_accuracy",
+    "eval_result", "seed",
+}  # fmt: skip
+
+
 class Logged(NamedTuple):
     """A value with its place; `metadata` keeps `method` alone."""
 

@@ -21,7 +21,7 @@ from mlperf_tpu.log.rulesets import (
     rounds,
     ruleset,
 )
-from mlperf_tpu.log.run import Run
+from mlperf_tpu.log.run import EVENT_KEYS, Run
 from mlperf_tpu.log.verifier import Verifier
 
 # Files of more bytes than this, together, are worth a second process.
@@ -129,7 +129,8 @@ def validate_many(
 
 def _judge(path: Path, stream: Any, findings: Findings, options: Options) -> FileReport:
     asked = options.ruleset
-    reader = LogReader(stream, findings, _format_asked(asked))
+    wanted = ruleset("0.7.0").known_keys | EVENT_KEYS
+    reader = LogReader(stream, findings, _format_asked(asked), wanted)
     run, verifier, seen = Run(), None, Findings()
     for record in reader:
         if verifier is None:
