@@ -3,8 +3,8 @@
     python scripts/bench_log_tools.py --data ../shared/data --out results/log_tools.md
 
 Every time is of a whole process, start-up included, the tools in turn on the same
-files; the least of the rounds counts. The official checker takes one file a call, so the
-311 logs cost it 311 calls, as they do its users; that cost is also given without
+files; the least of the rounds counts. The official checker takes one file a call, so
+the 311 logs cost it 311 calls, as they do its users; that cost is also given without
 start-up, all files in one process. Needs Linux.
 """
 

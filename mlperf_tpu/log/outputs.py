@@ -78,6 +78,8 @@ def text(
                 f"  {finding.severity:7} {where(finding):12} {finding.rule}: "
                 f"{sentence(finding)} [{', '.join(finding.profiles)}]"
             )
+    said = sorted({(r.ruleset, r.inferred) for r in reports if r.inferred})
+    lines += [f"ruleset {name} inferred: {plain(why)}" for name, why in said]
     lines.append(summary(reports, profiles))
     return "\n".join(lines)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlperf_tpu.log import dialect, find
+from mlperf_tpu.log import dialect, find, source
 from mlperf_tpu.log.findings import shown
 from mlperf_tpu.log.judge import TOLERANCE_MS, UNNUMBERED
 from mlperf_tpu.log.rulesets import OWN, ruleset
@@ -24,6 +25,7 @@ from mlperf_tpu.log.run import Evaluation, Run
 from mlperf_tpu.log.target import reach
 from mlperf_tpu.log.validate import FileReport, Options, validate_many
 
+SUMMARY_LIMIT = 1 << 20
 # Fewest runs that leave one when the fastest and the slowest are dropped.
 LEAST = 3
 
@@ -102,17 +104,39 @@ class Entry:
 
 def entries(paths: Iterable[Path], asked: str | None = None) -> list[Entry]:
     """The entries of the logs under the paths: the logs of one folder are one entry."""
+    paths = list(paths)
     options = Options(ruleset=asked, keep_run=True)
     reports = validate_many(find.logs(paths), options)
+    folders = [path for path in paths if path.is_dir()]
     groups: dict[tuple[str, str, str], list[FileReport]] = {}
     for report in reports:
         key = str(Path(report.path).parent), report.ruleset, report.benchmark or "?"
         groups.setdefault(key, []).append(report)
-    return [_entry(*key, group) for key, group in groups.items()]
+    return [
+        _entry(*key, group, _summary(Path(key[0]), folders))
+        for key, group in groups.items()
+    ]
+
+
+def _summary(folder: Path, given: Sequence[Path]) -> dict[str, Any]:
+    """What `train` wrote beside its logs; empty where nothing is in a folder given."""
+    path = folder / "summary.json"
+    if not any(folder.is_relative_to(one) for one in given) or path.is_symlink():
+        return {}
+    try:
+        with source.open_log(path) as file:
+            summary = json.loads(file.read(SUMMARY_LIMIT))
+    except (source.Unreadable, ValueError, RecursionError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def _entry(
-    folder: str, ruleset_name: str, benchmark: str, reports: list[FileReport]
+    folder: str,
+    ruleset_name: str,
+    benchmark: str,
+    reports: list[FileReport],
+    summary: dict[str, Any],
 ) -> Entry:
     runs = [run_score(report) for report in reports]
     score_s, note = olympic_mean(runs)
@@ -130,8 +154,8 @@ def _entry(
         ruleset=ruleset_name,
         runs=runs,
         settings=_settings(reports),
-        target=_target(ruleset_name, benchmark),
-        task=_task(reports),
+        target=_target(ruleset_name, benchmark, summary),
+        task="proxy" if summary.get("task") == "proxy" else _task(reports),
         score_minutes=minutes,
         note=note,
         reports=reports,
@@ -150,7 +174,13 @@ def _settings(reports: Sequence[FileReport]) -> dict[str, Any]:
     }
 
 
-def _target(ruleset_name: str, benchmark: str) -> dict[str, float] | None:
+def _target(
+    ruleset_name: str, benchmark: str, summary: dict[str, Any]
+) -> dict[str, float] | None:
+    """The run's own target where `train` says it, else the round's."""
+    own = summary.get("target")
+    if isinstance(own, dict) and dialect.is_number(own.get("value")):
+        return {"value": own["value"]}
     if ruleset_name not in OWN:
         return None
     return ruleset(ruleset_name).targets.get(benchmark)

@@ -223,6 +223,20 @@ def test_a_run_without_run_stop_has_no_time(write: Write, records: Records) -> N
     assert found["runs"][0]["status"] == "invalid"
 
 
+def test_the_target_that_train_wrote_beside_its_logs(entry: Any) -> None:
+    folder = entry(410, 400, 420)
+    summary = {"task": "proxy", "target": {"metric": "top1", "value": 0.97}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    found = score_of(folder)
+    assert (found["task"], found["target"]) == ("proxy", {"value": 0.97})
+
+
+def test_nothing_beside_a_single_file_is_read(entry: Any) -> None:
+    folder = entry(410)
+    (folder / "summary.json").write_text('{"target": {"value": 0.97}}')
+    assert score_of(folder / "result_0.txt")["target"] == {"value": 0.759}
+
+
 # Whole submissions.
 
 
