@@ -316,30 +316,40 @@ class LogReader:
             self._no_token(line)
             return
         self.other_format += 1
-        # The 0.6.0 checker takes `:::MLLOG` for a broken `:::MLL`, the later ones
-        # pass over `:::MLL`.
-        self._findings.add(
+        self._unseen(
+            line,
             "record.other_format",
-            "error" if self.format == "0.6" else "warning",
-            OFFICIAL if self.format == "0.6" else PROFILES,
-            expected=f"records that start with {TOKENS[self.format].decode().strip()}",
-            actual=f"one that starts with {TOKENS[other].decode().strip()}",
-            line=line.number,
-            column=line.offset + line.text.find(MARK) + 1,
+            f"records that start with {TOKENS[self.format].decode().strip()}",
+            f"one that starts with {TOKENS[other].decode().strip()}",
         )
 
     def _no_token(self, line: Line) -> None:
-        self._findings.add(
+        start = line.text[line.text.find(MARK) :][:20].decode("latin-1")
+        self._unseen(
+            line,
             "record.token",
-            "error" if self.format == "0.6" else "warning",
-            OFFICIAL if self.format == "0.6" else PROFILES,
-            expected="a space after the token",
-            actual=shown(
-                line.text[line.text.find(MARK) :][:20].decode("latin-1", "replace")
-            ),
+            "a space after the token",
+            shown(start),
+            "did you mean ':::MLLOG {'? The official checker skips this line",
+        )
+
+    def _unseen(
+        self, line: Line, rule: str, expected: str, actual: str, hint: str = ""
+    ) -> None:
+        """A mark that is no token of this format.
+
+        The v0.6 checker takes it for a broken record; the later ones pass over it.
+        """
+        broken = self.format == "0.6"
+        self._findings.add(
+            rule,
+            "error" if broken else "warning",
+            OFFICIAL if broken else PROFILES,
+            expected=expected,
+            actual=actual,
             line=line.number,
             column=line.offset + line.text.find(MARK) + 1,
-            hint="did you mean ':::MLLOG {'? The official checker skips this line",
+            hint=hint,
         )
 
 

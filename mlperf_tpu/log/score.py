@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_tpu.log import dialect, find, source
+from mlperf_tpu.log.clock import TOLERANCE_MS, UNNUMBERED
 from mlperf_tpu.log.findings import shown
-from mlperf_tpu.log.judge import TOLERANCE_MS, UNNUMBERED
 from mlperf_tpu.log.rulesets import OWN, ruleset
 from mlperf_tpu.log.run import Evaluation, Run
 from mlperf_tpu.log.target import reach
@@ -349,13 +349,16 @@ def as_csv(table: Sequence[dict[str, Any]]) -> str:
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in table:
-        # A spreadsheet would run a cell that starts so; names come from outside.
         writer.writerow(
             {
-                name: f"'{value}"
-                if isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
-                else value
+                name: _cell(value) if isinstance(value, str) else value
                 for name, value in row.items()
             }
         )
     return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Text without what a spreadsheet would run or an encoder refuse."""
+    text = text.encode("utf-8", "replace").decode()
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -108,7 +108,7 @@ class Verifier:
     def _count_common(self, rule: KeyRule, run: Run) -> None:
         count = self._counts[rule.key]
         if rule.count == "some" and not count:
-            self._missing(rule.key, rule.key, run)
+            self._missing(rule.key, f"at least one {rule.key}", run)
         elif rule.count == "one":
             self._exactly_one(rule.key, count, rule.key not in self._differ, run)
 
@@ -121,14 +121,14 @@ class Verifier:
         }
         for one, other in sorted(pairs):
             if not self._counts[one] and not self._counts[other]:
-                self._missing(one, f"{one} or {other}", run)
+                self._missing(one, f"at least one {one} or {other}", run)
 
-    def _missing(self, rule: str, what: str, run: Run) -> None:
+    def _missing(self, rule: str, expected: str, run: Run) -> None:
         self._findings.add(
             f"{rule}.missing",
             "error",
             self._rules.verifier_profiles,
-            expected=f"at least one {what}",
+            expected=expected,
             actual="none",
             hint=_near_miss(rule, self._rules, run),
         )
@@ -137,14 +137,7 @@ class Verifier:
         if count == 1:
             return
         if count == 0:
-            self._findings.add(
-                f"{key}.missing",
-                "error",
-                self._rules.verifier_profiles,
-                expected=f"exactly one {key}",
-                actual="none",
-                hint=_near_miss(key, self._rules, run),
-            )
+            self._missing(key, f"exactly one {key}", run)
             return
         self._findings.add(
             f"{key}.repeated",
@@ -175,7 +168,7 @@ class Verifier:
         if rule.count == "one":
             self._exactly_one(rule.key, values.count, values.same, run)
         elif rule.count == "some" and not values.count:
-            self._missing(rule.key, rule.key, run)
+            self._missing(rule.key, f"at least one {rule.key}", run)
         tabled = rule.key in self._rules.tabled.get(run.benchmark or "", ())
         profiles = OFFICIAL if tabled else self._rules.verifier_profiles
         for kept in values.kept:

@@ -218,6 +218,18 @@ def test_csv_and_markdown(entry: Any) -> None:
     assert "| 8.78049 |" in table
 
 
+def test_a_file_name_that_is_no_unicode(records: Records, tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff=\n"
+    os.mkdir(folder)
+    for name in (b"result_0.txt", b"result_1.txt", b"result_2.txt"):
+        with open(folder + b"/" + name, "w") as file:
+            file.write("".join(f":::MLLOG {json.dumps(r)}\n" for r in records))
+    done = run("validate", tmp_path, "--json", "--markdown", tmp_path / "out.md")
+    assert done.exit_code == 0
+    for option in ("--csv", "--markdown", "--json"):
+        assert run("score", tmp_path, option).exit_code == 0
+
+
 def test_a_run_without_run_stop_has_no_time(write: Write, records: Records) -> None:
     found = score_of(write(records[:-1]).parent)
     assert found["runs"][0]["status"] == "invalid"

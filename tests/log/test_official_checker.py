@@ -252,6 +252,17 @@ def test_the_round_of_a_later_benchmark_is_inferred(
     assert "flux1" in report.inferred
 
 
+def test_a_later_round_of_an_old_benchmark_is_inferred_by_its_keys(
+    write: Any, records: Records, new: Any
+) -> None:
+    records.append(new("gradient_accumulation_steps", 1, 2))
+    assert validate(write(records)).ruleset == "0.7.0"
+    for one in records:
+        one["time_ms"] += 330 * 24 * 3_600_000  # May 2021
+    assert validate(write(records)).ruleset == "1.0.0"
+    assert validate(write(records[:-1])).ruleset == "0.7.0"
+
+
 def test_the_child_may_not_open_other_files(tmp_path: Path) -> None:
     """Its guard, tried alone: reading, writing and starting programs are refused."""
     import subprocess
