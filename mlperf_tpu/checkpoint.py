@@ -65,7 +65,8 @@ def newest(folder: Path) -> Checkpoint | None:
     skipped: list[Path] = []
     for path in _newest_first(folder):
         try:
-            with np.load(path) as file:
+            # Opened here: np.load leaves a file that it cannot read open.
+            with path.open("rb") as opened, np.load(opened) as file:
                 arrays = {name: file[name] for name in file.files}
             meta = json.loads(arrays.pop("meta").tobytes())
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -74,8 +75,8 @@ def newest(folder: Path) -> Checkpoint | None:
         return Checkpoint(_unflatten(arrays), meta, path, tuple(skipped))
     if skipped:
         raise BadInput(
-            f"none of the {len(skipped)} checkpoints in {folder} can be read (truncated "
-            "or damaged); remove the folder to start this run again"
+            f"none of the {len(skipped)} checkpoints in {folder} can be read "
+            "(truncated or damaged); remove the folder to start this run again"
         )
     return None
 

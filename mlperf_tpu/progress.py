@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line, plain lines where there is no terminal."""
+"""What a person sees of a run: one live line, or plain lines without a terminal."""
 
 from __future__ import annotations
 

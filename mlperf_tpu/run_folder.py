@@ -47,8 +47,8 @@ class RunFolder:
         """An unfinished run's folder, to go on with."""
         if not (path / "run.json").is_file():
             raise BadInput(
-                f"{path} is no run's folder: it holds no run.json; give the folder that "
-                "holds result_0.txt (<out>/<org>/results/<system>/<benchmark>)"
+                f"{path} is no run's folder: it holds no run.json; give the folder "
+                "that holds result_0.txt (<out>/<org>/results/<system>/<benchmark>)"
             )
         folder = cls(path, _take_lock(path))
         if (path / "summary.json").exists():

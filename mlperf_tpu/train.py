@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlperf_tpu import checkpoint
 from mlperf_tpu.data.batches import Dataset, fingerprint, prefetched, size_of
 from mlperf_tpu.errors import BadInput
@@ -87,6 +85,7 @@ def train(request: Request, progress: Progress) -> dict[str, Any]:
         / f"cpu-virtual-{request.devices}"
         / spec.rules.benchmark
     )
+    _check_room(request.out, program)
     folder = RunFolder.create(path, request.record(_fingerprint(datasets)))
     return _train_all(folder, mesh, program, datasets, progress)
 
@@ -121,6 +120,20 @@ def resume(
     datasets = _datasets(program, resolved.spec, data_dir, record["fake_data"])
     _refuse_changes(record, {"data": _fingerprint(datasets)})
     return _train_all(folder, mesh, program, datasets, progress)
+
+
+def _check_room(out: Path, program: Any) -> None:
+    """The checkpoints kept and the one being written must fit."""
+    update = program.step.update
+    weights = sum(4 * math.prod(p.shape) for p in update.parameters)
+    need = (checkpoint.KEEP + 1) * weights * (1 + len(update.slot_names))
+    existing = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < need:
+        raise BadInput(
+            f"--out: no room in {existing}: checkpoints need {need >> 20} MiB, "
+            f"{free >> 20} MiB are free; free some, or give a folder elsewhere"
+        )
 
 
 def _refuse_changes(record: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -320,7 +333,6 @@ class _Run:
             self.program.fake_batch(self.spec.training.global_batch),
         )
         if saved is None:
-            self._check_room()
             for key, value in self.program.hyperparameters().items():
                 self.log.event(key, value)
             if time.monotonic() - init_began > INIT_LIMIT_S:
@@ -335,19 +347,6 @@ class _Run:
         self.progress.begin(
             self.spec.total_steps, self.first_step, self.spec.training.global_batch
         )
-
-    def _check_room(self) -> None:
-        """Two checkpoints and the one being written must fit."""
-        state = self.mesh.fetch()
-        need = (checkpoint.KEEP + 1) * sum(
-            np.asarray(array).nbytes for _, array in checkpoint.flatten(state)
-        )
-        free = shutil.disk_usage(self.folder.path).free
-        if free < need:
-            raise _Ending(
-                f"no room in {self.folder.path}: checkpoints need {need >> 20} MiB, "
-                f"{free >> 20} MiB are free; free some, or give another --out"
-            )
 
     def _log_submission(self) -> None:
         rules, proxy = self.spec.rules, self.resolved.task == "proxy"
@@ -385,8 +384,8 @@ class _Run:
                 self._save()
         target = self.spec.rules.target
         raise _Ending(
-            f"{target.metric} {self.quality:.4f} after the last of {self.epochs} epochs "
-            f"is below the target of {target.value:g}"
+            f"{target.metric} {self.quality:.4f} after the last of {self.epochs} "
+            f"epochs is below the target of {target.value:g}"
         )
 
     def _train_block(self, block: Any, batches: Iterator[Any]) -> None:

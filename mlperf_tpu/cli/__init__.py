@@ -64,7 +64,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mlperf-tpu")
 def main() -> None:
-    """Reproduce Google's MLPerf Training runs on TPU pods, and the tools around them."""
+    """Reproduce Google's MLPerf Training runs on TPU pods: train, check, compare."""
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -40,7 +40,8 @@ def list_command(as_json: bool) -> None:
         click.echo(f"{row['name']}")
         click.echo(f"  target  {target['metric']} {target['value']:g}")
         click.echo(
-            f"  proxy   {proxy['data']}, {proxy['metric']} {proxy['value']:g}: runs here"
+            f"  proxy   {proxy['data']}, {proxy['metric']} {proxy['value']:g}: "
+            "runs here"
         )
         for lack in row["lacks"]:
             click.echo(f"  lacks   {lack}")

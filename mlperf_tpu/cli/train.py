@@ -140,8 +140,8 @@ def _check(options: dict[str, Any]) -> None:
             if options[name]:
                 flag = "--" + name.replace("_", "-")
                 raise BadInput(
-                    f"{flag} is for the published task, but this trains the proxy on its "
-                    f"embedded data; add --task full, or leave {flag} out"
+                    f"{flag} is for the published task, but this trains the proxy on "
+                    f"its embedded data; add --task full, or leave {flag} out"
                 )
     elif options["resume"] is None and not (
         options["data_dir"] or options["fake_data"]

@@ -1,1 +1,1 @@
-"""Input: building blocks, the embedded data sets, and checks before the clock starts."""
+"""Input: building blocks, embedded data sets, checks before the clock starts."""

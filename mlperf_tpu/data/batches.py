@@ -1,4 +1,4 @@
-"""Batches from data sets that fit in memory: exact epochs, exact resume, no example lost.
+"""Batches from data sets in memory: exact epochs, exact resume, no example lost.
 
 The order is a function of (seed, epoch) alone, so that a run that starts at any step
 sees what one from the beginning would have seen there.

@@ -147,7 +147,10 @@ class _Exchange:
         ]
         all_shares = meeting.exchange(member, shares)
         # A copy for each member: TensorFlow may compute in place on what it is given.
-        return [_join(parts, v) for parts, v in zip(zip(*all_shares), values)]
+        return [
+            _join(parts, v)
+            for parts, v in zip(zip(*all_shares, strict=True), values, strict=True)
+        ]
 
     def reduce_scatter(self, groups, replica, *values):
         meeting, member = self.meet(int(replica), groups)

@@ -246,7 +246,7 @@ class Spec(Section):
 
     def _check_schedule(self) -> None:
         total = self.total_steps
-        if self.warmup_steps >= total:
+        if self.warmup_steps >= self.steps(self.training.length):
             raise ValueError(
                 f"schedule.warmup: {self.schedule.warmup} is {self.warmup_steps:g} "
                 f"steps, but the run (training.length: {self.training.length}) has "
@@ -273,7 +273,7 @@ class Spec(Section):
             )
 
     def check_replicas(self, n_replicas: int, what: str = "replicas") -> None:
-        """Refuses a number of replicas that the batch or the norm's span doesn't fit."""
+        """Refuses a number of replicas that the batch or the span does not fit."""
         batch = self.training.global_batch
         if batch % n_replicas:
             below = max(d for d in range(1, n_replicas) if batch % d == 0)
