@@ -52,6 +52,10 @@ class Step:
     first: Ints
     count: Ints
 
+    def only(self, chosen: NDArray[np.bool_]) -> Step:
+        """The chosen messages alone."""
+        return Step(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
     def permutes(self) -> Iterator[Permute]:
         """The step as collective-permutes: one for each lane and block size."""
         keys = np.stack([self.lane, self.count], axis=1)
