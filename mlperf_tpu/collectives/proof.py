@@ -125,7 +125,9 @@ def _run_phase(
         source, target = step.source[m], step.target[m]
         once = source if phase.reduces else target
         if handled[once, chunk].any():
-            raise ScheduleWrong(f"{phase.name}, step {t}: a chunk is sent a second time")
+            raise ScheduleWrong(
+                f"{phase.name}, step {t}: a chunk is sent a second time"
+            )
         handled[once, chunk] = True
         written[target, chunk] = t
         if (written[source, chunk] == t).any():
