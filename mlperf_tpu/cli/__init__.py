@@ -18,7 +18,9 @@ from mlperf_tpu.errors import MlperfTpuError, nearest
 
 # Command -> the module that holds a click command of that name (with "_" for "-"),
 # and its one line of help: `--help` lists commands without importing their modules.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "topology": ("topology", "Draw a TPU slice and forecast a gradient sum on it."),
+}
 
 
 class LazyGroup(click.Group):
