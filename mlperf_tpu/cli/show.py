@@ -115,10 +115,10 @@ def _facts(resolved: Resolved) -> dict[str, Any]:
         from mlperf_tpu.topology import Topology
 
         topology = Topology.for_chips(resolved.chips)
-        replicas = topology.n_cores // spec.training.partitions
+        replicas = topology.replicas(spec.training.partitions).n_replicas
         spec.check_replicas(replicas)
         facts |= {
-            "topology": str(topology),
+            "topology": topology.name,
             "replicas": replicas,
             "examples_per_replica": spec.training.global_batch // replicas,
         }

@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import tensorflow as tf
+if TYPE_CHECKING:  # schedules, their proofs and their times need no TensorFlow
+    import tensorflow as tf
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -51,7 +52,9 @@ class OneReplica:
 
     n_replicas = 1
 
-    def replica_id(self) -> tf.Tensor:
+    def replica_id(self):
+        import tensorflow as tf
+
         return tf.constant(0, tf.int32)
 
     def all_reduce(self, values, groups):
@@ -61,10 +64,10 @@ class OneReplica:
         return [value[0] for value in values]
 
     def all_gather(self, values, groups):
-        return [value[tf.newaxis] for value in values]
+        return [value[None] for value in values]
 
     def permute(self, values, pairs):
-        return [value if (0, 0) in pairs else tf.zeros_like(value) for value in values]
+        return [value if (0, 0) in pairs else 0 * value for value in values]
 
 
 _place: contextvars.ContextVar[Place] = contextvars.ContextVar("place")

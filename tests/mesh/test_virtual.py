@@ -149,5 +149,5 @@ def test_pitfall_0_4_a_second_mesh_size_is_refused(tensorflow):
     from mlperf_tpu.errors import BadInput
     from mlperf_tpu.mesh.virtual import VirtualMesh
 
-    with pytest.raises(BadInput, match="4 virtual devices .* already has 2"):
+    with pytest.raises(BadInput, match=r"4 virtual devices .* already has 2"):
         VirtualMesh(4)
