@@ -30,17 +30,22 @@ class RunFolder:
         """A new run's folder. Refuses one that holds another run, or is in use."""
         _make(path)
         folder = cls(path, _take_lock(path))
-        for name, remedy in (
-            ("summary.json", "give another --out"),
-            ("run.json", f"continue it with --resume {path}, or give another --out"),
-        ):
-            if (path / name).exists():
-                state = (
-                    "a finished run" if name == "summary.json" else "an unfinished run"
-                )
-                raise BadInput(f"{path} already holds {state}; {remedy}")
+        try:
+            folder._refuse_another_run()
+        except BadInput:
+            folder.close()
+            raise
         write_json(path / "run.json", record)
         return folder
+
+    def _refuse_another_run(self) -> None:
+        for name, remedy in (
+            ("summary.json", "give another --out"),
+            ("run.json", f"continue it by --resume {self.path}, or give another --out"),
+        ):
+            if (self.path / name).exists():
+                kind = "a finished" if name == "summary.json" else "an unfinished"
+                raise BadInput(f"{self.path} already holds {kind} run; {remedy}")
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -50,10 +55,9 @@ class RunFolder:
                 f"{path} is no run's folder: it holds no run.json; give the folder "
                 "that holds result_0.txt (<out>/<org>/results/<system>/<benchmark>)"
             )
-        folder = cls(path, _take_lock(path))
         if (path / "summary.json").exists():
             raise BadInput(f"the run in {path} is finished; there is nothing to resume")
-        return folder
+        return cls(path, _take_lock(path))
 
     def record(self) -> dict[str, Any]:
         """What was asked for, as `create` was given it."""

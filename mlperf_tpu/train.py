@@ -8,6 +8,7 @@ stops at the target; its log ends with run_stop in every ending the process surv
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import shutil
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_tpu import checkpoint
-from mlperf_tpu.data.batches import Dataset, fingerprint, prefetched, size_of
+from mlperf_tpu.data.batches import Dataset, prefetched
 from mlperf_tpu.errors import BadInput
 from mlperf_tpu.log.write import RunLog
 from mlperf_tpu.mesh import Mesh
@@ -87,7 +88,8 @@ def train(request: Request, progress: Progress) -> dict[str, Any]:
     )
     _check_room(request.out, program)
     folder = RunFolder.create(path, request.record(_fingerprint(datasets)))
-    return _train_all(folder, mesh, program, datasets, progress)
+    with contextlib.closing(folder):
+        return _train_all(folder, mesh, program, datasets, progress)
 
 
 def resume(
@@ -102,24 +104,23 @@ def resume(
     `expected` holds what the call said again (fields of run.json), as do `seed` and
     `runs` where given: each must be what the run began with.
     """
-    folder = RunFolder.reopen(path)
-    record = folder.record()
-    if seed is not None or runs is not None:
-        first = record["seeds"][0] if seed is None else seed
-        count = len(record["seeds"]) if runs is None else runs
-        expected = {**expected, "seeds": [first + run for run in range(count)]}
-    _refuse_changes(record, expected)
-    resolved = from_record(record["resolved"], str(path / "run.json"))
-    where = f"{record['devices']} virtual devices"
-    progress.say(f"Resuming {resolved.name} ({resolved.task}) in {path} on {where}")
-    mesh = VirtualMesh(record["devices"])
-    program = benchmark_module(resolved.spec.benchmark, "program").Program(
-        resolved.spec
-    )
-    data_dir = None if record["data_dir"] is None else Path(record["data_dir"])
-    datasets = _datasets(program, resolved.spec, data_dir, record["fake_data"])
-    _refuse_changes(record, {"data": _fingerprint(datasets)})
-    return _train_all(folder, mesh, program, datasets, progress)
+    with contextlib.closing(RunFolder.reopen(path)) as folder:
+        record = folder.record()
+        if seed is not None or runs is not None:
+            first = record["seeds"][0] if seed is None else seed
+            count = len(record["seeds"]) if runs is None else runs
+            expected = {**expected, "seeds": [first + run for run in range(count)]}
+        _refuse_changes(record, expected)
+        resolved = from_record(record["resolved"], str(path / "run.json"))
+        where = f"{record['devices']} virtual devices"
+        progress.say(f"Resuming {resolved.name} ({resolved.task}) in {path} on {where}")
+        spec = resolved.spec
+        mesh = VirtualMesh(record["devices"])
+        program = benchmark_module(spec.benchmark, "program").Program(spec)
+        data_dir = None if record["data_dir"] is None else Path(record["data_dir"])
+        datasets = _datasets(program, spec, data_dir, record["fake_data"])
+        _refuse_changes(record, {"data": _fingerprint(datasets)})
+        return _train_all(folder, mesh, program, datasets, progress)
 
 
 def _check_room(out: Path, program: Any) -> None:
@@ -153,16 +154,16 @@ def _datasets(program: Any, spec: Spec, data_dir: Path | None, fake: bool) -> An
     datasets = program.datasets(data_dir)
     for name, dataset in zip(("train", "eval"), datasets, strict=True):
         wanted = getattr(spec.data, f"{name}_examples")
-        if size_of(dataset) != wanted:
+        if dataset.n_examples != wanted:
             raise BadInput(
                 f"data.{name}_examples: the spec says {wanted}, the data set holds "
-                f"{size_of(dataset)}; correct the one that is wrong"
+                f"{dataset.n_examples}; correct the one that is wrong"
             )
     return datasets
 
 
 def _fingerprint(datasets: tuple[Dataset, Dataset] | None) -> str:
-    return "fake" if datasets is None else fingerprint(*datasets)
+    return "fake" if datasets is None else " ".join(d.fingerprint() for d in datasets)
 
 
 def _train_all(
@@ -182,7 +183,7 @@ def _train_all(
         "trained": _what_was_trained(resolved),
         "runs": [],
     }
-    with _stop_signals() as stop, contextlib.closing(folder):
+    with _stop_signals() as stop:
         for run, seed in enumerate(record["seeds"]):
             done = folder.result(run)
             if not done.exists():
@@ -449,17 +450,16 @@ class _Run:
         return self.quality >= target.value and self.datasets is not None
 
     def _batches(self) -> Iterator[Any]:
+        batch = self.spec.training.global_batch
         if self.datasets is None:
-            fake = self.program.fake_batch(self.spec.training.global_batch)
-            return iter(lambda: fake, None)
-        return prefetched(
-            self.program.train_data(self.datasets[0], self.seed, self.step)
-        )
+            return itertools.repeat(self.program.fake_batch(batch))
+        return prefetched(self.datasets[0].train_batches(batch, self.seed, self.step))
 
     def _eval_batches(self) -> Iterator[Any]:
+        batch = self.spec.training.global_batch
         if self.datasets is None:
-            return iter([self.program.fake_batch(self.spec.training.global_batch)])
-        return self.program.eval_data(self.datasets[1])
+            return iter([self.program.fake_batch(batch)])
+        return prefetched(self.datasets[1].eval_batches(batch))
 
     def _save(self) -> None:
         checkpoint.save(

@@ -213,15 +213,17 @@ def test_the_full_step_runs_on_fake_data_and_its_log_ends_as_aborted(
     mlperf_tpu, tmp_path
 ):
     done = mlperf_tpu(
-        *("train", "resnet50", "--chips", "1024", "--task", "full", "--fake-data"),
-        *("--max-steps", "1", "--devices", "2", "--out", tmp_path),
-        *("--set", "training.global_batch=4", "--set", "batch_norm.span=2 examples"),
+        *("train", "resnet50", "--task", "full", "--fake-data", "--max-steps", "1"),
+        *("--devices", "2", "--out", tmp_path, "--set", "rules.round=0.6.0"),
     )
     assert done.exit_code == 1, done.output
     lines = (folder_of(tmp_path) / "result_0.txt").read_text().splitlines()
-    assert all(line.startswith(":::MLL ") for line in lines)  # round 0.6.0
+    assert all(line.startswith(":::MLL ") for line in lines)
     assert '"aborted"' in lines[-1]
     assert "--max-steps 1 done" in done.output
+    # Eight images a device, as on each core of the 4,096-chip run.
+    [batch] = [line for line in lines if "global_batch_size" in line]
+    assert '"value": 16,' in batch
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_the_full_step_runs_on_fake_data_and_its_log_ends_as_aborted(
         (["--task", "full", "--data-dir", "missing"], "missing is no folder"),
         (["--resume", "."], "is no run's folder"),
         (["--scale", "v0.6-1000"], "did you mean v0.6-1024"),
-        (["--out", "/proc/x"], "--out: cannot make"),
+        (["--out", f"{__file__}/x"], "--out: cannot make"),
     ],
 )
 def test_a_wrong_call_is_refused_with_exit_2_and_nothing_written(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,7 +10,7 @@ import tensorflow as tf
 from mlperf_tpu.benchmarks.resnet50.model import ResNet50
 
 from mlperf_tpu.data import digits
-from mlperf_tpu.data.batches import Dataset, padded_batches, shuffled_batches
+from mlperf_tpu.data.batches import Dataset
 from mlperf_tpu.nn.losses import smoothed_cross_entropy
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
 from mlperf_tpu.optim.training_step import TrainingStep
@@ -89,17 +88,6 @@ class Program:
     def quality(sums: dict[str, float]) -> float:
         """Top-1 accuracy of an evaluation's sums."""
         return sums["correct"] / sums["count"]
-
-    def train_data(
-        self, dataset: Dataset, seed: int, first_step: int
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """Global batches from step `first_step` on, without end."""
-        batch = self.spec.training.global_batch
-        return shuffled_batches(dataset, batch, seed, first_step)
-
-    def eval_data(self, dataset: Dataset) -> Iterator[dict[str, np.ndarray]]:
-        """Every evaluation example once, the last global batch padded."""
-        return padded_batches(dataset, self.spec.training.global_batch, {"label": -1})
 
     def datasets(self, data_dir) -> tuple[Dataset, Dataset]:
         """The training and the evaluation set."""

@@ -12,7 +12,7 @@ import click
 
 from mlperf_tpu.cli import print_json
 from mlperf_tpu.errors import BadInput
-from mlperf_tpu.spec import Resolved, load, resolve
+from mlperf_tpu.spec import Document, Resolved, load, resolve
 
 
 @click.command("train")
@@ -63,13 +63,7 @@ def train_command(benchmark: str, as_json: bool, **options: Any) -> None:
     code on a small embedded data set with a target of its own.
     """
     _check(options)
-    resolved = resolve(
-        load(benchmark),
-        options["chips"],
-        options["scale_name"],
-        _task(options),
-        options["settings"],
-    )
+    resolved = _resolve(load(benchmark), options)
     console = _console(as_json)
     from mlperf_tpu.progress import Progress
 
@@ -85,6 +79,33 @@ def train_command(benchmark: str, as_json: bool, **options: Any) -> None:
         print_json(summary)
     if not all(run["reached"] for run in summary["runs"]):
         raise SystemExit(1)
+
+
+def _resolve(document: Document, options: dict[str, Any]) -> Resolved:
+    chips, name, task = options["chips"], options["scale_name"], _task(options)
+    settings = options["settings"]
+    if task == "proxy" or not options["fake_data"]:
+        return resolve(document, chips, name, task, settings)
+    # For debugging: each device gets what a core of the pod would, of the published run
+    # with the fewest examples a core unless one is asked for; an epoch stays as many
+    # steps as it was there.
+    if chips is None and name is None:
+        name = min(
+            document.scales,
+            key=lambda s: s.values["training"]["global_batch"] / s.chips,
+        ).name
+    published = resolve(document, chips, name, task, settings)
+    spec, devices = published.spec, _devices(options)
+    assert published.chips is not None
+    cores = 2 * published.chips // spec.training.partitions
+    batch = max(1, spec.training.global_batch // cores) * devices
+    shrunk = [
+        f"training.global_batch={batch}",
+        f"training.steps_per_epoch={spec.steps_per_epoch}",
+    ]
+    if spec.batch_norm is not None and spec.batch_norm.span.value > batch:
+        shrunk.append(f"batch_norm.span={batch} examples")
+    return resolve(document, chips, name, task, [*shrunk, *settings])
 
 
 def _start(

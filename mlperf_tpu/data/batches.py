@@ -10,41 +10,71 @@ import hashlib
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from mlperf_tpu.errors import BadInput
 
 # Field -> array of [examples, ...].
-Dataset = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
+Batch = dict[str, np.ndarray]
 
 
-def size_of(dataset: Dataset) -> int:
-    """The number of examples."""
-    return len(next(iter(dataset.values())))
+class Dataset(Protocol):
+    """One split of a data set, in memory or on disk."""
+
+    n_examples: int
+
+    def fingerprint(self) -> str:
+        """Tells one data set from another when a run resumes."""
+
+    def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
+        """Global batches from `first_step` on, without end: what a run from the
+        beginning would have seen there."""
+
+    def eval_batches(self, batch: int) -> Iterator[Batch]:
+        """Every example once; the last batch padded, its padded labels -1."""
 
 
-def fingerprint(*datasets: Dataset) -> str:
-    """A hash of every byte: tells one data set from another when a run resumes."""
-    digest = hashlib.sha256()
-    for dataset in datasets:
-        for name in sorted(dataset):
-            array = np.ascontiguousarray(dataset[name])
+@dataclass(frozen=True)
+class InMemory:
+    """A split whose examples are arrays; padding gives a field's value in padded rows,
+    zero where it gives none."""
+
+    arrays: Arrays
+    padding: Mapping[str, int]
+
+    @property
+    def n_examples(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def fingerprint(self) -> str:
+        """A hash of every byte."""
+        digest = hashlib.sha256()
+        for name in sorted(self.arrays):
+            array = np.ascontiguousarray(self.arrays[name])
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(array.data)
-    return digest.hexdigest()
+        return digest.hexdigest()
+
+    def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
+        return shuffled_batches(self.arrays, batch, seed, first_step)
+
+    def eval_batches(self, batch: int) -> Iterator[Batch]:
+        return padded_batches(self.arrays, batch, self.padding)
 
 
 def shuffled_batches(
-    dataset: Dataset, batch: int, seed: int, first_step: int
-) -> Iterator[dict[str, np.ndarray]]:
+    dataset: Arrays, batch: int, seed: int, first_step: int
+) -> Iterator[Batch]:
     """Global batches from `first_step` on, without end.
 
     Each epoch is a permutation of its own (shuffle before repeat): the first n examples
     are n different ones. A batch may span two epochs; nothing is dropped.
     """
-    n = size_of(dataset)
+    n = len(next(iter(dataset.values())))
     if batch > n:
         raise BadInput(
             f"training.global_batch: {batch} examples, but the training set has {n}; "
@@ -65,11 +95,11 @@ def shuffled_batches(
 
 
 def padded_batches(
-    dataset: Dataset, batch: int, padding: Mapping[str, int]
-) -> Iterator[dict[str, np.ndarray]]:
+    dataset: Arrays, batch: int, padding: Mapping[str, int]
+) -> Iterator[Batch]:
     """Each example once, in order; the last batch filled up with zeros, or with the
     value that `padding` gives for a field."""
-    n = size_of(dataset)
+    n = len(next(iter(dataset.values())))
     for start in range(0, n, batch):
         rows = {name: values[start : start + batch] for name, values in dataset.items()}
         missing = batch - min(batch, n - start)

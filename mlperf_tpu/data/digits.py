@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from mlperf_tpu.data.batches import Dataset
+from mlperf_tpu.data.batches import InMemory
 from mlperf_tpu.errors import BadInput
 
 HELD_OUT = 360
@@ -19,7 +19,7 @@ MEAN = (77.8, 77.8, 77.8)
 STDDEV = (95.8, 95.8, 95.8)
 
 
-def load(image_size: int) -> tuple[Dataset, Dataset]:
+def load(image_size: int) -> tuple[InMemory, InMemory]:
     """(training, held out): image uint8 [n, size, size, 3] in 0..255, label int32 [n].
 
     `image_size` is a multiple of 8: each pixel becomes a square.
@@ -34,10 +34,11 @@ def load(image_size: int) -> tuple[Dataset, Dataset]:
     images = np.repeat(images[..., np.newaxis], 3, -1)
     held_out = np.zeros(len(labels), bool)
     held_out[np.random.default_rng(0).permutation(len(labels))[:HELD_OUT]] = True
-    return (
-        {"image": images[~held_out], "label": labels[~held_out]},
-        {"image": images[held_out], "label": labels[held_out]},
-    )
+
+    def split(rows: np.ndarray) -> InMemory:
+        return InMemory({"image": images[rows], "label": labels[rows]}, {"label": -1})
+
+    return split(~held_out), split(held_out)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import pytest
 
 from mlperf_tpu.data import digits
 from mlperf_tpu.data.batches import (
-    fingerprint,
+    InMemory,
     padded_batches,
     prefetched,
     shuffled_batches,
@@ -70,7 +70,7 @@ def test_prefetching_changes_nothing_and_passes_errors_on():
 
 
 def test_the_digits_are_cut_once_into_1437_and_360():
-    train, test = digits.load(32)
+    train, test = (split.arrays for split in digits.load(32))
     assert train["image"].shape == (1437, 32, 32, 3)
     assert test["image"].shape == (360, 32, 32, 3)
     assert train["image"].dtype == np.uint8
@@ -81,7 +81,8 @@ def test_the_digits_are_cut_once_into_1437_and_360():
 
 def test_a_fingerprint_tells_one_changed_pixel():
     train, _ = digits.load(32)
-    changed = {**train, "image": train["image"].copy()}
-    changed["image"][0, 0, 0, 0] ^= 1
-    assert fingerprint(train) != fingerprint(changed)
-    assert fingerprint(train) == fingerprint(dict(train))
+    image = train.arrays["image"].copy()
+    image[0, 0, 0, 0] ^= 1
+    changed = InMemory({**train.arrays, "image": image}, {})
+    assert train.fingerprint() != changed.fingerprint()
+    assert train.fingerprint() == InMemory(dict(train.arrays), {}).fingerprint()

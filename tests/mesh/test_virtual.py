@@ -36,7 +36,8 @@ def trained(run_python, tmp_path_factory):
             name = hashlib.sha1(repr(key).encode()).hexdigest()
             out = folder / f"{name}.npz"
             run_python(WORKER, devices, steps, out, *settings)
-            done[key] = np.load(out)
+            with np.load(out) as file:
+                done[key] = dict(file)
         return done[key]
 
     return train
@@ -75,7 +76,7 @@ MOMENTUM = (
 
 
 def weights_of(run):
-    return {k: run[k] for k in run.files if k.startswith("weights.")}
+    return {k: v for k, v in run.items() if k.startswith("weights.")}
 
 
 def test_sharded_and_replicated_updates_agree_bit_for_bit(trained):

@@ -53,7 +53,7 @@ def main(devices: int, steps: int, out: str, settings: list[str]) -> None:
         for metrics in mesh.train(random_batches(), steps)
     ]
     slots = mesh.device_state(0)["slots"]
-    sums = mesh.evaluate(program.eval_data(eval_set))
+    sums = mesh.evaluate(eval_set.eval_batches(spec.training.global_batch))
     state = dict(checkpoint.flatten(mesh.fetch()))
     np.savez(
         out,
