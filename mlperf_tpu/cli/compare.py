@@ -16,7 +16,7 @@ from mlperf_tpu.log.outputs import write
 EXIT = {"ok": 0, "regression": 1, "incomparable": 2, "undecided": 0}
 
 
-@click.command()
+@click.command("compare")
 @click.argument("baseline", type=click.Path(path_type=Path))
 @click.argument("candidate", type=click.Path(path_type=Path))
 @click.option("--ruleset", metavar="VERSION", help="Inferred where not given.")
@@ -43,7 +43,7 @@ EXIT = {"ok": 0, "regression": 1, "incomparable": 2, "undecided": 0}
     type=click.Path(path_type=Path),
     help="Write what github-action-benchmark reads (customSmallerIsBetter).",
 )
-def compare(
+def compare_command(
     baseline: Path,
     candidate: Path,
     ruleset: str | None,

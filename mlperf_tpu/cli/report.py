@@ -9,13 +9,13 @@ import click
 from mlperf_tpu.log.outputs import write
 
 
-@click.command()
+@click.command("report")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), required=True)
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="The page to write."
 )
 @click.option("--ruleset", metavar="VERSION", help="Inferred where not given.")
-def report(paths: tuple[Path, ...], out: Path, ruleset: str | None) -> None:
+def report_command(paths: tuple[Path, ...], out: Path, ruleset: str | None) -> None:
     """Make one HTML page of the runs in folders: curves, scores, findings."""
     from mlperf_tpu.log.score import entries
     from mlperf_tpu.report import page

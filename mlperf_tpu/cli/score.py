@@ -12,7 +12,7 @@ from mlperf_tpu.log import outputs
 from mlperf_tpu.log import score as scoring
 
 
-@click.command()
+@click.command("score")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), required=True)
 @click.option("--ruleset", metavar="VERSION", help="Inferred where not given.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -23,7 +23,7 @@ from mlperf_tpu.log import score as scoring
     type=click.FloatRange(min=0, min_open=True),
     help="The reference's time to train: shows the speed-up over it.",
 )
-def score(
+def score_command(
     paths: tuple[Path, ...],
     ruleset: str | None,
     as_json: bool,

@@ -15,7 +15,7 @@ from mlperf_tpu.log.findings import PROFILES, Profile
 from mlperf_tpu.log.validate import FileReport, Options, validate_many
 
 
-@click.command()
+@click.command("validate")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), required=True)
 @click.option(
     "--ruleset", metavar="VERSION", help="0.6.0 to 6.1.0; inferred where not given."
@@ -45,7 +45,7 @@ from mlperf_tpu.log.validate import FileReport, Options, validate_many
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write Markdown.")
 @click.option("--sarif", type=click.Path(path_type=Path), help="Write SARIF 2.1.0.")
-def validate(
+def validate_command(
     paths: tuple[Path, ...],
     ruleset: str | None,
     profiles: tuple[Profile, ...],

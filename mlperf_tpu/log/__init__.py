@@ -1,1 +1,1 @@
-"""MLPerf training logs: write, read, judge by the rules of a round, score."""
+"""MLPerf logs: write, read, check against the rules, score. No TensorFlow here."""
