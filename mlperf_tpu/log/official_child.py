@@ -124,9 +124,7 @@ def logged(record: str) -> str:
 
 def check(name: str, path: str) -> dict[str, Any]:
     try:
-        from mlperf_logging.compliance_checker import (  # type: ignore[import-untyped]
-            mlp_compliance,
-        )
+        from mlperf_logging.compliance_checker import mlp_compliance
     except ImportError as error:
         return {"verdict": "missing", "error": str(error)}
     package = os.path.dirname(mlp_compliance.__file__)

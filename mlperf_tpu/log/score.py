@@ -119,9 +119,14 @@ def entries(paths: Iterable[Path], asked: str | None = None) -> list[Entry]:
 
 
 def _summary(folder: Path, given: Sequence[Path]) -> dict[str, Any]:
-    """What `train` wrote beside its logs; empty where nothing is in a folder given."""
-    path = folder / "summary.json"
-    if not any(folder.is_relative_to(one) for one in given) or path.is_symlink():
+    """What `train` wrote of these logs, in a folder given or below; empty if none."""
+    above = [
+        one / "summary.json"
+        for one in (folder, *folder.parents)
+        if any(one.is_relative_to(root) for root in given)
+    ]
+    path = next((p for p in above if p.is_file() and not p.is_symlink()), None)
+    if path is None:
         return {}
     try:
         with source.open_log(path) as file:
@@ -145,7 +150,7 @@ def _entry(
         due = ruleset(ruleset_name).runs.get(benchmark)
     if due is not None and len(runs) != due:
         note = f"{note}; " if note else ""
-        note += f"{len(runs)} runs where the round asks for {due}"
+        note += f"{len(runs)} of the {due} runs that the round asks for"
     minutes = None if score_s is None else score_s / 60
     return Entry(
         folder=folder,
@@ -306,7 +311,7 @@ def olympic_mean(runs: Sequence[RunScore]) -> tuple[float | None, str]:
             run.dropped = run.reason
         return None, f"{len(invalid)} of {len(runs)} runs have no usable time"
     if len(runs) < LEAST:
-        return None, f"{len(runs)} runs; the mean needs at least {LEAST}"
+        return None, f"the mean needs at least {LEAST} runs"
     order = sorted(runs, key=_slowness)
     slow = [run for run in runs if run.status != "success"]
     order[0].dropped = "fastest"

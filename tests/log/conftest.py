@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import shared_data
+
 Records = list[dict[str, Any]]
-
-
-def _shared() -> Path | None:
-    """The shared data, beside the checkout or where MLPERF_TPU_SHARED says."""
-    roots = (
-        [Path(os.environ["MLPERF_TPU_SHARED"])]
-        if "MLPERF_TPU_SHARED" in os.environ
-        else []
-    )
-    roots += [parent / "shared" for parent in Path(__file__).resolve().parents]
-    return next((root for root in roots if (root / "data").is_dir()), None)
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    shared = _shared()
-    if shared is None:
+    found = shared_data()
+    if found is None:
         pytest.skip("the published logs (../shared/data) are not at hand")
-    return shared / "data"
+    return found
 
 
 START_MS = 1_593_000_000_000
