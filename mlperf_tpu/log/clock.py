@@ -11,10 +11,9 @@ from mlperf_tpu.log.findings import (
     PUBLISHED,
     RULES,
     Findings,
-    Severity,
     shown,
 )
-from mlperf_tpu.log.run import Moment, Run
+from mlperf_tpu.log.run import SPANS, Run
 
 # Logs of many ranks and hand-written times are compared with this tolerance: published
 # logs have block and evaluation lines in any order within some hundred milliseconds.
@@ -102,15 +101,11 @@ def _judge_cache(run: Run, findings: Findings) -> None:
     begun = run.first.get("run_start")
     if cleared is None or cleared.time_ms == 0:
         return
-    limits: tuple[tuple[Moment | None, str, Severity], ...] = (
-        (begun, "run_start", "error"),
-        (start, "init_start", "warning"),
-    )
-    for limit, name, severity in limits:
-        if limit is not None and cleared.time_ms > limit.time_ms + TOLERANCE_MS:
+    for limit, name in ((begun, "run_start"), (start, "init_start")):
+        if limit is not None and cleared.time_ms > limit.time_ms:
             findings.add(
                 "cache_clear.order",
-                severity,
+                "error",
                 RULES,
                 expected=f"cache_clear before {name}",
                 actual=f"{(cleared.time_ms - limit.time_ms) / 1e3:,.1f} s after it",
@@ -125,7 +120,7 @@ def _judge_order(run: Run, findings: Findings) -> None:
         far = back_ms > TOLERANCE_MS
         findings.add(
             "clock.backwards",
-            "warning" if far and strict else "note",
+            "error" if far and strict else "note",
             RULES,
             expected="times that do not go back between run_start and run_stop"
             + (", by more than 1 s" if far else ""),
@@ -133,6 +128,19 @@ def _judge_order(run: Run, findings: Findings) -> None:
             line=record.line,
             column=record.column,
         )
+    for what in ("block", "epoch", "eval"):
+        edges = [
+            sum(span.key == f"{what}_{edge}" for span in run.spans)
+            for edge in ("start", "stop")
+        ]
+        if edges[0] != edges[1] and len(run.spans) < SPANS:
+            findings.add(
+                f"{what}_stop.pairs",
+                "warning",
+                RULES,
+                expected=f"a {what}_stop for each {what}_start",
+                actual=f"{edges[0]} starts, {edges[1]} stops",
+            )
     stop, last = run.stop, run.last.get("span")
     if stop and last and last.time_ms > stop.time_ms + TOLERANCE_MS:
         findings.add(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ class Options:
     ruleset: str | None = None
     official_tool: bool = False
     seconds: float = 60.0
-    keep_run: bool = field(default=False)
+    keep_run: bool = False
 
 
 def validate(path: Path | str, options: Options | None = None) -> FileReport:
@@ -266,7 +265,3 @@ def _month(run: Run) -> str | None:
     except (ValueError, OverflowError, OSError):
         return None
     return f"{date.year:04}-{date.month:02}"
-
-
-def passed(report: FileReport, profiles: Iterable[Profile]) -> bool:
-    return all(report.verdicts[profile] == "pass" for profile in profiles)

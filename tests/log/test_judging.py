@@ -250,6 +250,30 @@ def test_cache_clear_after_the_clock_started(
     assert (report.verdicts["official"], report.verdicts["rules"]) == ("pass", "fail")
 
 
+def test_cache_clear_after_initialization_began(
+    write: Write, records: Records, of: Any
+) -> None:
+    of("cache_clear")["time_ms"] = of("init_start")["time_ms"] + 10
+    report = validate(write(records))
+    assert (report.verdicts["official"], report.verdicts["rules"]) == ("pass", "fail")
+
+
+def test_a_clock_that_goes_back_during_the_run(write: Write, records: Records) -> None:
+    later = [one for one in records if one["metadata"].get("epoch_num") == 20]
+    for one in later:
+        one["time_ms"] -= 60_000
+    report = validate(write(records))
+    assert (report.verdicts["official"], report.verdicts["rules"]) == ("pass", "fail")
+    assert found(report, "clock.backwards").places[0].line > 1
+
+
+def test_an_evaluation_that_never_stops_warns(write: Write, records: Records) -> None:
+    at = next(i for i, r in enumerate(records) if r["key"] == "eval_stop")
+    report = validate(write(records[:at] + records[at + 1 :]))
+    assert report.verdicts["rules"] == "pass"
+    assert found(report, "eval_stop.pairs").places[0].actual == "10 starts, 9 stops"
+
+
 def test_initialization_over_20_minutes(
     write: Write, records: Records, new: Any
 ) -> None:
