@@ -395,14 +395,16 @@ class _Run:
         epoch = block.first_epoch
         self.log.start("epoch_start", epoch_num=epoch)
         clock = time.monotonic()
-        for metrics in self.mesh.train(batches, block.last_step - first_step):
-            self.step += 1
-            self._watch(metrics, block, first_step)
-            if self.step in ends and self.step < block.last_step:
-                self.log.end("epoch_stop", epoch_num=epoch)
-                epoch += 1
-                self.log.start("epoch_start", epoch_num=epoch)
-        self.training_s += time.monotonic() - clock
+        try:
+            for metrics in self.mesh.train(batches, block.last_step - first_step):
+                self.step += 1
+                self._watch(metrics, block, first_step)
+                if self.step in ends and self.step < block.last_step:
+                    self.log.end("epoch_stop", epoch_num=epoch)
+                    epoch += 1
+                    self.log.start("epoch_start", epoch_num=epoch)
+        finally:
+            self.training_s += time.monotonic() - clock
         self.log.end("epoch_stop", epoch_num=epoch)
         self.epochs = block.first_epoch + block.epochs
 
