@@ -1,4 +1,4 @@
-"""`mlperf-tpu topology`: a slice, its rings and holes, and what a gradient sum takes."""
+"""`mlperf-tpu topology`: a slice, its rings and holes, and a gradient sum's time."""
 
 from __future__ import annotations
 
@@ -64,11 +64,8 @@ def topology(
     tiles = _tiles(grid, tile)
     report = _report(grid, schedule, mb * 1e6)
     axes = "y" if grid.pod_columns else "xy"
-    panels = {
-        found[1].name: drawing.Drawing(schedule, *found, tiles)
-        for axis in axes
-        if (found := drawing.first_phase(schedule, axis))
-    }
+    first = [drawing.first_phase(schedule, axis) for axis in axes]
+    panels = {phase.name: drawing.Drawing(schedule, phase, tiles) for phase in first}
     if svg_file is not None:
         try:
             svg_file.write_text(drawing.svg(list(panels.values()), _headline(report)))

@@ -22,7 +22,7 @@ def gradient_sum(
 ) -> Schedule:
     """An all-reduce over all survivors, between chips or (`cores`) between cores.
 
-    Where failed chips leave one colour without a whole ring, the other carries all of the
+    Where failed chips leave one colour without a whole ring, the other carries all the
     payload; where neither has one, the 1-D circuit does. The schedule's notes say so.
     Raises `Unroutable` where the survivors are cut apart, or `peers` meet failed chips.
     """

@@ -21,7 +21,7 @@ MERGE_TRIES = 300  # random flips before a circuit is given up
 
 
 def circuit(topology: Topology) -> Schedule:
-    """The 1-D all-reduce: 2(N - 1) steps, a stream each way round where it is a circuit."""
+    """The 1-D all-reduce: 2(N - 1) steps; a circuit is used both ways round."""
     if not topology.connected:
         raise Unroutable(
             f"the {len(topology.failed)} failed chips cut the grid of {topology.name} "
@@ -136,7 +136,7 @@ def _augment(topology: Topology, cover: Cover, start: Chip) -> bool:
 
 
 def _switch(cover: Cover, came: dict[Chip, Chip], chip: Chip) -> None:
-    """Puts every link of the found path in use that was not, and the other way round."""
+    """Along the found path, puts links in use that were not, and the others out."""
     while came[chip] != chip:
         before = came[chip]
         if before in cover[chip]:
@@ -164,7 +164,7 @@ def _flip(cover: Cover, square: Chip) -> bool:
 
 
 def _merge(cover: Cover, squares: list[Chip]) -> int:
-    """Flips squares whose links in use belong to two circuits; returns how many are left.
+    """Flips squares whose links belong to two circuits; returns how many are left.
 
     Such a flip always joins the two, as each loses one link and gains both new ones.
     """

@@ -1,10 +1,11 @@
 """How long a schedule takes, message by message over the links of the topology.
 
 A node sends in a step once everything it was sent in the steps before has arrived; no
-step waits for other nodes, and streams run at once. A link carries one message at a time
-in each direction, the others wait: two messages that share a link take together as long
-as they would sharing it evenly. A message passes through the chips on its way without
-being stored. Where streams meet on a link, the one whose step began first goes first.
+step waits for other nodes, and streams run at once. A link carries one message at a
+time in each direction, the others wait: two messages that share a link take together as
+long as they would sharing it evenly. A message passes through the chips on its way
+without being stored. Where streams meet on a link, the step that began first goes
+first.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Forecast:
     busiest_link_ms: float
 
     def phase_ms(self, name: str) -> float:
-        """The longest that phases of this name last in any stream (0 if there is none)."""
+        """The longest a phase of this name lasts in any stream; 0 if there is none."""
         ends: dict[int, float] = {}
         longest = 0.0
         for stream, phase, end in self.phases:
@@ -159,7 +160,7 @@ def simulate(schedule: Schedule, payload_bytes: float, links: Links = V3) -> For
         event = heapq.heappop(queue)
         while queue and queue[0][:4] == event[:4]:
             event = (*event[:4], event[4] + heapq.heappop(queue)[4])
-        _, number, place, t, _ = event
+        _, number, place, *_ = event
         run = runs[number]
         stream = run.stream
         step = run.messages(event)
@@ -186,8 +187,8 @@ class _Run:
 
     def __init__(self, stream: Stream, n_nodes: int) -> None:
         self.stream = stream
-        # ready_s[lane, node]: when a node has all that this lane has sent it so far. What
-        # a lane sends on in a phase came by that lane; between phases the lanes meet.
+        # ready_s[lane, node]: when a node has all that this lane has sent it so far.
+        # What a lane sends on in a phase came by that lane; between phases they meet.
         lanes = [int(phase.messages.lane.max()) + 1 for phase in stream.phases]
         self.ready_s = np.zeros((max(lanes), n_nodes))
         self.end_s = np.zeros(len(stream.phases))
@@ -222,7 +223,7 @@ class _Run:
     def messages(self, event: _Event) -> Step:
         """The step's messages in the event's groups."""
         _, _, place, t, groups = event
-        step = self.stream.phases[place].step(t, self.stream.span)
+        step = self.stream.phases[place].step(t)
         if len(groups) == len(self.last[place]):
             return step
         return step.only(np.isin(self.group[place][step.index], groups))
@@ -276,7 +277,7 @@ class _Run:
 
 
 def _connected(messages: Messages, n_nodes: int) -> Ints:
-    """For each message, the number of the set of nodes that its messages tie together."""
+    """For each message, the number of the set of nodes it belongs to."""
     root = list(range(n_nodes))
 
     def find(node: int) -> int:

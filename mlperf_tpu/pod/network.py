@@ -1,8 +1,8 @@
 """What one collective of a compiled step takes on the network of a slice (alpha-beta).
 
 A replica group that is a regular grid of chips (the whole slice, a row, a column, a
-batch-norm tile, every second column) is costed by the closed formulas of the schedules in
-`mlperf_tpu.collectives`; the grid is taken to choose the fastest of them. Any other
+batch-norm tile, every second column) is costed by the closed formulas of the schedules
+in `mlperf_tpu.collectives`; the fastest of them is taken. Any other
 group is a ring in its listed order, its messages routed and their links' loads counted
 over all groups at once. On a grid with failed chips a sum over all survivors is the
 simulated schedule. Link figures and their sources: `mlperf_tpu.topology.links`.
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from mlperf_tpu.collectives.schedules_choice import gradient_sum
 from mlperf_tpu.collectives.simulate import simulate
@@ -22,15 +23,14 @@ from mlperf_tpu.topology import Chip, Topology
 from mlperf_tpu.topology.links import V3, Links
 from mlperf_tpu.topology.routing import Router
 
-# How many one-way sweeps (each brings every chip its share of the sum, or everyone the
-# shares) a kind takes.
+# How many sweeps a kind takes: one sums the shares, one hands them to everyone.
 SWEEPS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
 KINDS = (*SWEEPS, "collective-permute", "all-to-all")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of one collective, split into latency and payload, and how it goes."""
+    """Milliseconds of one collective; `latency_ms` of them at any size."""
 
     total_ms: float
     latency_ms: float
@@ -132,7 +132,7 @@ def _lattice(chips: Iterable[Chip], topology: Topology) -> Lattice | None:
         return None
     steps = []
     for places in (xs, ys):
-        gaps = {b - a for a, b in zip(places, places[1:], strict=False)} or {1}
+        gaps = {b - a for a, b in pairwise(places)} or {1}
         if len(gaps) > 1:
             return None
         steps.append(gaps.pop())
@@ -180,8 +180,8 @@ def lattice_sweep(grid: Lattice, n_bytes: float, links: Links = V3) -> Cost:
     Formulas, for V bytes, alpha a step and bandwidth b each way of a link
     (1811.06992, 2011.03605; each is what the simulated schedule takes):
     ring of n: (n-1) alpha + V (n-1)/n / 2b; line: (n-1) alpha + V (n-1)/n / b;
-    torus N x M in two colours: (N-1 + M-1) alpha + V (1 - 1/NM) / 4b; mesh by row pairs:
-    (2N-1 + M/2-1) alpha + V (1 - 1/NM) / 2b, as a corner has two links.
+    torus N x M in two colours: (N-1 + M-1) alpha + V (1 - 1/NM) / 4b; mesh by pairs of
+    rows: (2N-1 + M/2-1) alpha + V (1 - 1/NM) / 2b, as a corner has two links.
     """
     nx, ny = grid.columns, grid.rows
     slow = min(links.gb_s, links.cross_pod_gb_s) if grid.crossings else links.gb_s
@@ -249,7 +249,7 @@ def _listed_ring_sweep(
 def _routed(
     pairs: Sequence[tuple[int, ...]], n_bytes: float, topology: Topology, links: Links
 ) -> Cost:
-    """All messages at once: the longest path's latency and the fullest link's payload."""
+    """All messages at once: the longest path, and what the fullest link carries."""
     router = Router(topology)
     per_chip = topology.cores_per_chip
     load: Counter[tuple[Chip, Chip]] = Counter()
@@ -265,7 +265,7 @@ def _routed(
                 payload_ms = max(payload_ms, n_bytes / links.core_gb_s * 1e-6)
             continue
         path = router.path(a, b)
-        hops = list(zip(path, path[1:], strict=False))
+        hops = list(pairwise(path))
         load.update(hops)
         crossings = sum(topology.crosses_pods(*hop) for hop in hops)
         latency_us = max(
