@@ -60,6 +60,8 @@ def topology(
         raise BadInput(f"a payload of {mb} MB; give more than 0")
     grid = Topology.parse(name) if name else Topology.for_chips(chips or 0)
     grid = grid.with_holes(failed)
+    if grid.n_chips == 1:
+        raise BadInput(f"1 chip of {grid.name} has nothing to sum; choose at least 2")
     schedule = gradient_sum(grid, algorithm, peers)
     tiles = _tiles(grid, tile)
     report = _report(grid, schedule, mb * 1e6)

@@ -280,6 +280,15 @@ def sends(source: Ints, target: Ints, block: Ints, parts: Ints, at: Ints) -> Mes
     )
 
 
+def check_connected(topology: Topology) -> None:
+    """Raises `Unroutable` where failed chips part the others."""
+    if not topology.connected:
+        raise Unroutable(
+            f"the {len(topology.failed)} failed chips cut the grid of {topology.name} "
+            "in two; leave one side out"
+        )
+
+
 def survivors(topology: Topology) -> Ints:
     """group[chip id]: 0 for a chip that works, -1 for one that failed."""
     group = np.zeros(topology.columns * topology.rows, dtype=np.int64)

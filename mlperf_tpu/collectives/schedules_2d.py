@@ -22,6 +22,7 @@ from mlperf_tpu.collectives.schedules import (
     Schedule,
     Stream,
     Unroutable,
+    check_connected,
     line,
     ring,
     sends,
@@ -129,11 +130,7 @@ def two_d(
         group = np.arange(len(group)) % topology.columns % peers
     ids = np.arange(len(group)).reshape(topology.rows, topology.columns)
     ids = np.where(group.reshape(ids.shape) >= 0, ids, -1)
-    if not topology.connected:
-        raise Unroutable(
-            f"the {len(topology.failed)} failed chips cut the grid of {topology.name} "
-            "in two; leave one side out"
-        )
+    check_connected(topology)
     streams = []
     for axis in axes:
         for reverse in (False, True) if both_ways else (False,):

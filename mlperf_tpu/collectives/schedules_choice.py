@@ -43,6 +43,11 @@ def gradient_sum(
     return on_cores(schedule) if cores else schedule
 
 
+def every_gradient_sum(topology: Topology, cores: bool = False) -> list[Schedule]:
+    """The schedules of all algorithms, in the order of `ALGORITHMS`."""
+    return [gradient_sum(topology, name, cores=cores) for name in ALGORITHMS]
+
+
 def _in_two_dimensions(topology: Topology, peers: int) -> Schedule:
     notes = []
     for axes in ("y",) if topology.pod_columns else ("xy", "x", "y"):

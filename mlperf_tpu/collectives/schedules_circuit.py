@@ -13,7 +13,7 @@ import random
 from collections import deque
 from dataclasses import replace
 
-from mlperf_tpu.collectives.schedules import Schedule, Unroutable, ring_schedule
+from mlperf_tpu.collectives.schedules import Schedule, check_connected, ring_schedule
 from mlperf_tpu.topology import Chip, Topology
 
 Cover = dict[Chip, set[Chip]]  # each chip's partners, at most two
@@ -22,11 +22,7 @@ MERGE_TRIES = 300  # random flips before a circuit is given up
 
 def circuit(topology: Topology) -> Schedule:
     """The 1-D all-reduce: 2(N - 1) steps; a circuit is used both ways round."""
-    if not topology.connected:
-        raise Unroutable(
-            f"the {len(topology.failed)} failed chips cut the grid of {topology.name} "
-            "in two; leave one side out"
-        )
+    check_connected(topology)
     order = neighbour_circuit(topology)
     if order is not None:
         ids = [topology.chip_id(chip) for chip in order]

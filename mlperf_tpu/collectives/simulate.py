@@ -11,6 +11,7 @@ first.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,6 +176,14 @@ def simulate(schedule: Schedule, payload_bytes: float, links: Links = V3) -> For
     )
     last = max(end for _, _, end in ends)
     return Forecast(last, ends, float(network.busy_s.max()) * 1e3)
+
+
+def fastest(
+    schedules: Iterable[Schedule], payload_bytes: float, links: Links = V3
+) -> tuple[Schedule, Forecast]:
+    """The schedule with the least forecast time for this payload, and that forecast."""
+    forecasts = [(s, simulate(s, payload_bytes, links)) for s in schedules]
+    return min(forecasts, key=lambda found: found[1].total_ms)
 
 
 # When it begins in picoseconds (rounded, so that equal times compare equal), stream,

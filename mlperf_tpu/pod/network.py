@@ -2,10 +2,10 @@
 
 A replica group that is a regular grid of chips (the whole slice, a row, a column, a
 batch-norm tile, every second column) is costed by the closed formulas of the schedules
-in `mlperf_tpu.collectives`; the fastest of them is taken. Any other
-group is a ring in its listed order, its messages routed and their links' loads counted
-over all groups at once. On a grid with failed chips a sum over all survivors is the
-simulated schedule. Link figures and their sources: `mlperf_tpu.topology.links`.
+in `mlperf_tpu.collectives`; the fastest of them is taken. Any other group is a ring in
+its listed order, its messages routed and their links' loads counted. On a grid with
+failed chips a sum over all survivors is the fastest simulated schedule. Link figures
+and their sources: `mlperf_tpu.topology.links`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from mlperf_tpu.collectives.schedules_choice import gradient_sum
-from mlperf_tpu.collectives.simulate import simulate
+from mlperf_tpu.collectives.schedules_choice import every_gradient_sum
+from mlperf_tpu.collectives.simulate import fastest, simulate
 from mlperf_tpu.errors import BadInput, nearest
 from mlperf_tpu.topology import Chip, Topology
 from mlperf_tpu.topology.links import V3, Links
@@ -228,9 +228,9 @@ def _pair_steps(along: int, across: int) -> int:
 
 @lru_cache(maxsize=64)
 def _survivors_sweep(topology: Topology, n_bytes: float, links: Links) -> Cost:
-    """Half of the simulated all-reduce around the failed chips."""
-    schedule = gradient_sum(topology)
-    whole = simulate(schedule, n_bytes, links).total_ms
+    """Half of the fastest simulated all-reduce around the failed chips."""
+    schedule, forecast = fastest(every_gradient_sum(topology), n_bytes, links)
+    whole = forecast.total_ms
     latency = simulate(schedule, 0.0, links).total_ms
     return Cost(whole / 2, latency / 2, f"{schedule.name} around failed chips")
 
