@@ -193,9 +193,9 @@ def run_proofs() -> str:
         "\n\nMeshes and tori of every shape from 2x2 to 16x16, whole and with every "
         "4x2 and 2x2 hole whose corner is at even places, by both algorithms; and 24 "
         "random meshes, tori and half-wrapped grids up to 128x32 with up to 3 holes "
-        "anywhere. Every proof passed: exact sums on every survivor, no failed chip or absent "
-        "link touched, each chunk once a phase, no collision. A grid that its hole cuts "
-        f"in two is refused. {minutes:.0f} minutes of one core.\n\n"
+        "anywhere. Every proof passed: exact sums on every survivor, no failed chip or "
+        "absent link touched, each chunk once a phase, no collision. A grid that its "
+        f"hole cuts in two is refused. {minutes:.0f} minutes of one core.\n\n"
         + table(["grids", "schedule that served", "proofs"], counts)
     )
 

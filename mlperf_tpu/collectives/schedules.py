@@ -180,6 +180,16 @@ class Schedule:
         """Steps from first to last message, the streams side by side."""
         return max(stream.n_steps for stream in self.streams)
 
+    @property
+    def replica(self) -> Ints:
+        """replica[node]: the node's number among the survivors; -1 if it failed.
+
+        The numbers `Topology.replicas()` gives replicas of one core, where nodes are
+        cores (or chips have one).
+        """
+        alive = self.group >= 0
+        return np.where(alive, np.cumsum(alive) - 1, -1)
+
     def reduce_scatter(self) -> Schedule:
         """The reducing phases alone: each chunk's sum ends on its owner."""
         return self._phases("reduce-scatter", True)

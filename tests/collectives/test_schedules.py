@@ -232,6 +232,15 @@ def test_permutes_hold_every_message_of_a_step_once() -> None:
                     assert len(set(targets)) == len(targets)
 
 
+def test_nodes_are_numbered_as_the_replicas_of_one_core() -> None:
+    grid = Topology.parse("6x4").with_holes(["2,2:2x2"])
+    schedule = gradient_sum(grid, cores=True)
+    for device, replica in enumerate(schedule.replica.tolist()):
+        x, y = grid.chip_at(device // 2)
+        held = grid.replicas().replica_of.get((x, y, device % 2), (-1, 0))
+        assert held[0] == replica
+
+
 def damaged(change: Callable[[Phase], Phase]) -> Schedule:
     """A 4x4 mesh's schedule with a change in its first phase."""
     schedule = two_d(Topology.parse("4x4"))

@@ -16,12 +16,6 @@ V = 102.4e6
 POD = Topology.for_chips(1024)
 
 
-def devices(grid: Topology, groups: tuple[tuple[int, ...], ...]) -> list[list[int]]:
-    """Replica ids are device ids here: one core each, no chip failed."""
-    assert grid.replicas().device_ids() == [[i] for i in range(2 * grid.n_chips)]
-    return [list(group) for group in groups]
-
-
 @pytest.mark.parametrize("chips", [16, 64, 128, 256, 512, 1024, 2048, 4096])
 def test_the_formula_for_all_chips_is_near_the_simulation(chips: int) -> None:
     grid = Topology.for_chips(chips)
@@ -44,19 +38,22 @@ def test_reduce_scatter_and_all_gather_are_an_all_reduce() -> None:
 
 def test_a_row_is_a_ring_and_a_column_of_a_mesh_a_line() -> None:
     links = Links(message_us=1.0, core_us=0.0, core_gb_s=1e12)
-    row = devices(POD, POD.replicas().rows())
+    placed = POD.replicas()
+    row = placed.devices(placed.rows())
     cost = collective_cost("all-reduce", V, row, POD, links)
     ring = 2 * 31 * 1e-3 + 2 * V * 31 / 32 / 2 / 82e6
     assert cost.total_ms == pytest.approx(ring, rel=1e-4)  # the cores' part: 1e-6
     mesh = Topology.for_chips(256)
-    column = devices(mesh, mesh.replicas().columns())
+    placed = mesh.replicas()
+    column = placed.devices(placed.columns())
     cost = collective_cost("all-reduce", V, column, mesh, links)
     line = 2 * 15 * 1e-3 + 2 * V * 15 / 16 / 82e6
     assert cost.total_ms == pytest.approx(line, rel=1e-4)
 
 
 def test_a_batch_norm_tile_costs_latency_alone() -> None:
-    tiles = devices(POD, POD.replicas().tiles(8))
+    placed = POD.replicas()
+    tiles = placed.devices(placed.tiles(8))
     cost = collective_cost("all-reduce", 2048, tiles, POD)
     # swap the cores' halves, one step along x, one along y, and back
     assert cost.latency_ms == pytest.approx(2 * 3e-3)
@@ -65,7 +62,8 @@ def test_a_batch_norm_tile_costs_latency_alone() -> None:
 
 def test_tiles_cost_less_than_scattered_groups() -> None:
     placed = POD.replicas()
-    tiles = collective_cost("all-reduce", 1e6, devices(POD, placed.tiles(16)), POD)
+    groups = placed.devices(placed.tiles(16))
+    tiles = collective_cost("all-reduce", 1e6, groups, POD)
     scattered = [[i * 2 + 254 * k % 2048 for k in range(8)] for i in range(4)]
     far = collective_cost("all-reduce", 1e6, scattered, POD)
     assert far.total_ms > tiles.total_ms
