@@ -3,9 +3,9 @@
 A replica group that is a regular grid of chips (the whole slice, a row, a column, a
 batch-norm tile, every second column) is costed by the closed formulas of the schedules
 in `mlperf_tpu.collectives`; the fastest of them is taken. Any other group is a ring in
-its listed order, its messages routed and their links' loads counted. On a grid with
-failed chips a sum over all survivors is the fastest simulated schedule. Link figures
-and their sources: `mlperf_tpu.topology.links`.
+its listed order; the messages of all such groups are routed, the fullest link counts.
+On a grid with failed chips a sum over all survivors is the fastest simulated schedule.
+Link figures and their sources: `mlperf_tpu.topology.links`.
 """
 
 from __future__ import annotations
@@ -77,18 +77,23 @@ def collective_cost(
         pairs = [(a, b) for group in groups for a in group for b in group if a != b]
         share = n_bytes / max(len(group) for group in groups)
         return _routed(pairs, share, topology, links)
-    costs = [
-        _sum_cost(shape, n_bytes, topology, links)
-        for shape in {_shape(group, topology) for group in groups if len(group) > 1}
-    ]
+    shapes = [_shape(group, topology) for group in groups if len(group) > 1]
     # Groups that meet on a chip share its links.
     meet = _groups_per_chip(groups, per_chip)
+    costs = [
+        _with_cores(shape, _shared(cost, meet), n_bytes, links)
+        for shape in dict.fromkeys(shapes)
+        if (cost := _sweep(shape, n_bytes, topology, links)) is not None
+    ]
+    listed = [s for s in shapes if s.lattice is None and not s.all_survivors]
+    if listed:
+        cost = _listed_rings_sweep(listed, n_bytes, topology, links)
+        costs.append(_with_cores(listed[0], cost, n_bytes, links))
     worst = max(
         costs, key=lambda c: c.total_ms, default=Cost(0.0, 0.0, "nothing to do")
     )
     sweeps = SWEEPS[kind]
-    latency = worst.latency_ms * sweeps
-    return Cost(latency + worst.payload_ms * meet * sweeps, latency, worst.algorithm)
+    return Cost(worst.total_ms * sweeps, worst.latency_ms * sweeps, worst.algorithm)
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,12 @@ class Lattice:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A group as the cost sees it: a lattice or a list of chips, and cores a chip."""
+    """A group as the cost sees it: a lattice, all survivors, or a list of chips."""
 
     lattice: Lattice | None
+    all_survivors: bool
     chips: tuple[Chip, ...]
-    cores: int
+    cores: int  # of a chip
 
 
 def _shape(group: Sequence[int], topology: Topology) -> _Shape:
@@ -119,15 +125,15 @@ def _shape(group: Sequence[int], topology: Topology) -> _Shape:
         dict.fromkeys(topology.chip_at(device // per_chip) for device in group)
     )
     cores = max(Counter(device // per_chip for device in group).values())
+    if topology.failed and len(chips) == topology.n_chips:
+        return _Shape(None, True, (), cores)
     lattice = _lattice(chips, topology)
-    return _Shape(lattice, () if lattice else chips, cores)
+    return _Shape(lattice, False, () if lattice else chips, cores)
 
 
 def _lattice(chips: Iterable[Chip], topology: Topology) -> Lattice | None:
     members = set(chips)
     xs, ys = (sorted({chip[axis] for chip in members}) for axis in (0, 1))
-    if topology.failed and len(members) == topology.n_chips:
-        return None
     if len(members) != len(xs) * len(ys):
         return None
     steps = []
@@ -154,17 +160,24 @@ def _groups_per_chip(groups: Sequence[Sequence[int]], per_chip: int) -> int:
     return max(Counter(chips).values(), default=1)
 
 
-def _sum_cost(shape: _Shape, n_bytes: float, topology: Topology, links: Links) -> Cost:
-    """One sweep of one group."""
+def _sweep(
+    shape: _Shape, n_bytes: float, topology: Topology, links: Links
+) -> Cost | None:
+    """One sweep of a group that needs no routing."""
     if shape.lattice is not None:
-        cost = lattice_sweep(shape.lattice, n_bytes, links)
-    elif topology.failed and len(shape.chips) == topology.n_chips:
-        cost = _survivors_sweep(topology, n_bytes, links)
-    else:
-        cost = _listed_ring_sweep(shape.chips, n_bytes, topology, links)
+        return lattice_sweep(shape.lattice, n_bytes, links)
+    return _survivors_sweep(topology, n_bytes, links) if shape.all_survivors else None
+
+
+def _shared(cost: Cost, groups: int) -> Cost:
+    latency = cost.latency_ms
+    return Cost(latency + cost.payload_ms * groups, latency, cost.algorithm)
+
+
+def _with_cores(shape: _Shape, cost: Cost, n_bytes: float, links: Links) -> Cost:
+    """The cores of a chip part the payload and swap their parts first."""
     if shape.cores == 1:
         return cost
-    # The cores of a chip part the payload and swap their parts first.
     swap = n_bytes * (shape.cores - 1) / shape.cores / links.core_gb_s * 1e-6
     latency = (shape.cores - 1) * links.core_us * 1e-3
     return Cost(
@@ -235,15 +248,20 @@ def _survivors_sweep(topology: Topology, n_bytes: float, links: Links) -> Cost:
     return Cost(whole / 2, latency / 2, f"{schedule.name} around failed chips")
 
 
-def _listed_ring_sweep(
-    chips: tuple[Chip, ...], n_bytes: float, topology: Topology, links: Links
+def _listed_rings_sweep(
+    shapes: Sequence[_Shape], n_bytes: float, topology: Topology, links: Links
 ) -> Cost:
+    """Rings in the listed order, all at once, as many steps as the longest takes."""
     per_chip = topology.cores_per_chip
-    ids = [topology.chip_id(chip) * per_chip for chip in chips]
-    pairs = list(zip(ids, ids[1:] + ids[:1], strict=True))
-    step = _routed(pairs, n_bytes / len(ids), topology, links)
-    n = len(ids) - 1
-    return Cost(step.total_ms * n, step.latency_ms * n, f"ring of {len(ids)} as listed")
+    pairs = []
+    for shape in shapes:
+        ids = [topology.chip_id(chip) * per_chip for chip in shape.chips]
+        pairs += list(zip(ids, ids[1:] + ids[:1], strict=True))
+    longest = max(len(shape.chips) for shape in shapes)
+    shortest = min(len(shape.chips) for shape in shapes)
+    step = _routed(pairs, n_bytes / shortest, topology, links)
+    n = longest - 1
+    return Cost(step.total_ms * n, step.latency_ms * n, f"ring of {longest} as listed")
 
 
 def _routed(

@@ -109,6 +109,15 @@ def test_survivors_cost_the_simulated_schedule() -> None:
     assert "around failed chips" in cost.algorithm
 
 
+def test_scattered_groups_share_the_links_they_meet_on() -> None:
+    row = Topology.parse("16x1")
+    first, second = [0, 2, 10, 24], [4, 6, 14, 28]
+    alone = collective_cost("all-reduce", V, [first], row)
+    both = collective_cost("all-reduce", V, [first, second], row)
+    assert alone.algorithm == "ring of 4 as listed"
+    assert both.payload_ms == pytest.approx(2 * alone.payload_ms)
+
+
 @pytest.mark.parametrize(
     ("kind", "groups", "says"),
     [
