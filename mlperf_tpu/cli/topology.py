@@ -24,9 +24,16 @@ RESNET50_MB = 102.4  # 25.6 million float32 gradients
     "--failed", multiple=True, metavar="X,Y:WxH", help="A hole; may be repeated."
 )
 @click.option("--sum", "algorithm", default="torus2d", help="torus2d or ring.")
-@click.option("--peers", default=1, help="Model-parallel peers along x to skip.")
 @click.option(
-    "--tile", type=int, help="Also show batch-norm tiles of so many replicas."
+    "--peers",
+    type=click.IntRange(1),
+    default=1,
+    help="Model-parallel peers along x to skip.",
+)
+@click.option(
+    "--tile",
+    type=click.IntRange(1),
+    help="Also show batch-norm tiles of so many replicas.",
 )
 @click.option(
     "--mb", default=RESNET50_MB, help="Payload in 10^6 bytes (ResNet-50: 102.4)."
@@ -83,6 +90,7 @@ def topology(
         for title, panel in panels.items():
             click.echo(f"\n{title}:\n{drawing.text(panel)}")
         click.echo()
+    click.echo("phases, each as in the slowest stream; the streams run at once:")
     for phase in report["phases"]:
         click.echo(
             f"  {phase['name']:<26} {phase['steps']:>6} steps {phase['ms']:>9.3f} ms"

@@ -159,7 +159,8 @@ def _panel(drawing: Drawing) -> list[str]:
     axis = drawing.phase.name.rpartition(" ")[2]
     parts = [f'<text x="{MARGIN}" y="16">{escape(drawing.phase.name)}</text>']
     for (x, y), number in sorted(drawing.tile.items()):
-        shade = ("#f1f3f5", "#dee2e6")[number % 2]
+        # Tiles in a row are a power of two, so those above differ too.
+        shade = ("#f8f9fa", "#dee2e6", "#ced4da")[number % 3]
         parts.append(
             f'<rect x="{_at(x) - CELL / 2:g}" y="{_at(y) - CELL / 2:g}" '
             f'width="{CELL}" height="{CELL}" fill="{shade}"/>'

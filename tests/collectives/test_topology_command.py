@@ -73,6 +73,7 @@ def test_svg_shows_every_chip_and_marks_the_failed(tmp_path: Path) -> None:
         (["4x4", "--failed", "9"], "is not a place"),
         (["6x4", "--failed", "2,0:2x4"], "cut the grid"),
         (["4x4", "--sum", "tree"], "no gradient sum 'tree'"),
+        (["8x8", "--peers", "0"], "0 is not in the range"),
         (["1x1"], "has nothing to sum"),
         (["4x4", "--mb", "0"], "give more than 0"),
         (["4x4", "--svg", "no/such/folder/a.svg"], "cannot write"),
