@@ -14,5 +14,8 @@ setup(
         "mlperf_tpu.benchmarks": "benchmarks",
         "mlperf_tpu.configs": "configs",
     },
-    package_data={"mlperf_tpu": ["**/*.yaml", "**/*.json"], "mlperf_tpu.configs": ["*.yaml"]},
+    package_data={
+        "mlperf_tpu": ["**/*.yaml", "**/*.json"],
+        "mlperf_tpu.configs": ["*.yaml"],
+    },
 )

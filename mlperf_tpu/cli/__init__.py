@@ -9,16 +9,19 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from mlperf_tpu import __version__
 from mlperf_tpu.errors import MlperfTpuError, nearest
 
-# Command -> the module that holds a click command of that name (with "_" for "-"),
-# and its one line of help: `--help` lists commands without importing their modules.
+# Command -> the module that holds it as `<command>_command`, and its one line of help:
+# `--help` lists commands without importing their modules.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("train", "Train a benchmark to its target and write the MLPerf log."),
+    "list": ("show", "List the benchmarks, and what each lacks here to run."),
+    "show": ("show", "Show a resolved spec, each value with where it comes from."),
     "topology": ("topology", "Draw a TPU slice and forecast a gradient sum on it."),
 }
 
@@ -33,7 +36,7 @@ class LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"mlperf_tpu.cli.{COMMANDS[name][0]}")
-        command = getattr(module, name.replace("-", "_"))
+        command = getattr(module, f"{name}_command")
         assert isinstance(command, click.Command)
         return command
 
@@ -62,10 +65,16 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mlperf-tpu")
 def main() -> None:
-    """Reproduce Google's MLPerf Training runs on TPU pods, and the tools around them."""
+    """Reproduce Google's MLPerf Training runs on TPU pods: train, check, compare."""
 
 
 def print_json(document: dict[str, Any]) -> None:
     """Prints one document on stdout, with the version of its schema first."""
     json.dump({"schema": 1, **document}, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def fail(message: str, exit_code: int) -> NoReturn:
+    """Says what failed on stderr and leaves with the code."""
+    click.echo(message, err=True)
+    raise SystemExit(exit_code)

@@ -41,7 +41,7 @@ RESNET50_MB = 102.4  # 25.6 million float32 gradients
 @click.option("--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--no-draw", is_flag=True, help="Only the figures.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
-def topology(
+def topology_command(
     name: str | None,
     chips: int | None,
     failed: tuple[str, ...],

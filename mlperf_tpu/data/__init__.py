@@ -1,0 +1,1 @@
+"""Input: building blocks, embedded data sets, checks before the clock starts."""

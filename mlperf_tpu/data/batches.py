@@ -1,0 +1,157 @@
+"""Batches from data sets in memory: exact epochs, exact resume, no example lost.
+
+The order is a function of (seed, epoch) alone, so that a run that starts at any step
+sees what one from the beginning would have seen there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from mlperf_tpu.errors import BadInput
+
+# Field -> array of [examples, ...].
+Arrays = Mapping[str, np.ndarray]
+Batch = dict[str, np.ndarray]
+
+
+class Dataset(Protocol):
+    """One split of a data set, in memory or on disk."""
+
+    n_examples: int
+
+    def fingerprint(self) -> str:
+        """Tells one data set from another when a run resumes."""
+
+    def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
+        """Global batches from `first_step` on, without end: what a run from the
+        beginning would have seen there."""
+
+    def eval_batches(self, batch: int) -> Iterator[Batch]:
+        """Every example once; the last batch padded, its padded labels -1."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """A split whose examples are arrays; padding gives a field's value in padded rows,
+    zero where it gives none."""
+
+    arrays: Arrays
+    padding: Mapping[str, int]
+
+    @property
+    def n_examples(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def fingerprint(self) -> str:
+        """A hash of every byte."""
+        digest = hashlib.sha256()
+        for name in sorted(self.arrays):
+            array = np.ascontiguousarray(self.arrays[name])
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(array.data)
+        return digest.hexdigest()
+
+    def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
+        return shuffled_batches(self.arrays, batch, seed, first_step)
+
+    def eval_batches(self, batch: int) -> Iterator[Batch]:
+        return padded_batches(self.arrays, batch, self.padding)
+
+
+def shuffled_batches(
+    dataset: Arrays, batch: int, seed: int, first_step: int
+) -> Iterator[Batch]:
+    """Global batches from `first_step` on, without end.
+
+    Each epoch is a permutation of its own (shuffle before repeat): the first n examples
+    are n different ones. A batch may span two epochs; nothing is dropped.
+    """
+    n = len(next(iter(dataset.values())))
+    if batch > n:
+        raise BadInput(
+            f"training.global_batch: {batch} examples, but the training set has {n}; "
+            "choose a smaller batch"
+        )
+    epoch, order = -1, np.empty(0, np.int64)
+    step = first_step
+    while True:
+        wanted = np.arange(step * batch, (step + 1) * batch)
+        picked = np.empty(batch, np.int64)
+        for e in range(wanted[0] // n, wanted[-1] // n + 1):
+            if e != epoch:
+                epoch, order = e, np.random.default_rng([seed, e]).permutation(n)
+            here = wanted // n == e
+            picked[here] = order[wanted[here] % n]
+        yield {name: values[picked] for name, values in dataset.items()}
+        step += 1
+
+
+def padded_batches(
+    dataset: Arrays, batch: int, padding: Mapping[str, int]
+) -> Iterator[Batch]:
+    """Each example once, in order; the last batch filled up with zeros, or with the
+    value that `padding` gives for a field."""
+    n = len(next(iter(dataset.values())))
+    for start in range(0, n, batch):
+        rows = {name: values[start : start + batch] for name, values in dataset.items()}
+        missing = batch - min(batch, n - start)
+        yield {
+            name: np.concatenate(
+                [
+                    values,
+                    np.full(
+                        (missing, *values.shape[1:]), padding.get(name, 0), values.dtype
+                    ),
+                ]
+            )
+            if missing
+            else values
+            for name, values in rows.items()
+        }
+
+
+def prefetched(batches: Iterator[Any], depth: int = 2) -> Iterator[Any]:
+    """The same batches, the next `depth` of them made in a thread beside the training.
+
+    An error in `batches` is raised where its batch would have come.
+    """
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
+    closed = threading.Event()
+
+    def put(kind: str, value: Any) -> bool:
+        while not closed.is_set():
+            try:
+                ready.put((kind, value), timeout=0.2)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for batch in batches:
+                if not put("batch", batch):
+                    return
+            put("end", None)
+        except Exception as error:
+            put("error", error)
+
+    threading.Thread(target=work, name="prefetch", daemon=True).start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "error":
+                raise value
+            if kind == "end":
+                return
+            yield value
+    finally:
+        closed.set()

@@ -1,0 +1,1 @@
+"""Layers and ops that know about distribution."""

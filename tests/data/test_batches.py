@@ -1,0 +1,88 @@
+"""Batches: whole epochs, one order a seed, every example once."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mlperf_tpu.data import digits
+from mlperf_tpu.data.batches import (
+    InMemory,
+    padded_batches,
+    prefetched,
+    shuffled_batches,
+)
+from mlperf_tpu.errors import BadInput
+
+TEN = {"x": np.arange(10)}
+
+
+def stream(seed, first_step, batches, batch=4):
+    made = shuffled_batches(TEN, batch, seed, first_step)
+    return np.concatenate([b["x"] for b in itertools.islice(made, batches)])
+
+
+def test_tf_pr_22010_each_epoch_is_a_permutation_though_batches_span_epochs():
+    values = stream(seed=1, first_step=0, batches=5)
+    assert sorted(values[:10]) == sorted(values[10:]) == list(range(10))
+
+
+def test_tf_27680_epochs_have_different_orders_and_a_rerun_the_same():
+    values = stream(seed=1, first_step=0, batches=5)
+    assert (values[:10] != values[10:]).any()
+    np.testing.assert_array_equal(values, stream(seed=1, first_step=0, batches=5))
+    assert (values != stream(seed=2, first_step=0, batches=5)).any()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_t5x_40_a_resumed_stream_goes_on_where_it_stopped(step):
+    whole = stream(seed=1, first_step=0, batches=5)
+    rest = stream(seed=1, first_step=step, batches=5 - step)
+    np.testing.assert_array_equal(rest, whole[4 * step :])
+
+
+def test_tf_25254_a_batch_larger_than_the_set_is_refused():
+    with pytest.raises(BadInput, match="64 examples, but the training set has 10"):
+        next(shuffled_batches(TEN, 64, 0, 0))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 10, 16])
+def test_dawnbench_48_padding_counts_every_example_once(batch):
+    batches = list(padded_batches(TEN, batch, {"x": -1}))
+    assert all(len(b["x"]) == batch for b in batches)
+    seen = np.concatenate([b["x"] for b in batches])
+    np.testing.assert_array_equal(seen[seen >= 0], TEN["x"])
+
+
+def test_prefetching_changes_nothing_and_passes_errors_on():
+    assert list(prefetched(iter(range(20)))) == list(range(20))
+
+    def broken():
+        yield 1
+        raise ValueError("bad record")
+
+    made = prefetched(broken())
+    assert next(made) == 1
+    with pytest.raises(ValueError, match="bad record"):
+        next(made)
+
+
+def test_the_digits_are_cut_once_into_1437_and_360():
+    train, test = (split.arrays for split in digits.load(32))
+    assert train["image"].shape == (1437, 32, 32, 3)
+    assert test["image"].shape == (360, 32, 32, 3)
+    assert train["image"].dtype == np.uint8
+    rows = {image.tobytes() for image in train["image"]}
+    # Digits drawn twice alike: the set itself holds none across the cut.
+    assert not rows & {image.tobytes() for image in test["image"]}
+
+
+def test_a_fingerprint_tells_one_changed_pixel():
+    train, _ = digits.load(32)
+    image = train.arrays["image"].copy()
+    image[0, 0, 0, 0] ^= 1
+    changed = InMemory({**train.arrays, "image": image}, {})
+    assert train.fingerprint() != changed.fingerprint()
+    assert train.fingerprint() == InMemory(dict(train.arrays), {}).fingerprint()

@@ -1,0 +1,40 @@
+"""The space-to-depth stem computes what the plain stem computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+@pytest.mark.parametrize("size", [32, 30])
+def test_space_to_depth_computes_the_same_function_and_gradient(tensorflow, size):
+    from mlperf_tpu.nn.conv import Conv, SpaceToDepthConv
+
+    random = np.random.default_rng(0)
+    x = tensorflow.constant(random.normal(size=(2, size, size, 3)), tensorflow.float32)
+    kernel = tensorflow.constant(random.normal(size=(7, 7, 3, 8)), tensorflow.float32)
+    results = []
+    for make in (Conv, SpaceToDepthConv):
+        layer = make(8, 7, 2)
+        layer.build(x.shape)
+        with tensorflow.GradientTape() as tape:
+            tape.watch(kernel)
+            y, _ = layer.stateless_call([kernel], [], x)
+            loss = tensorflow.reduce_sum(y**2)
+        results.append((y, tape.gradient(loss, kernel)))
+    (plain, plain_gradient), (folded, folded_gradient) = results
+    assert plain.shape == (2, size // 2, size // 2, 8)
+    # Sums of 147 float32 products in another order.
+    np.testing.assert_allclose(folded, plain, atol=1e-4)
+    np.testing.assert_allclose(folded_gradient, plain_gradient, rtol=1e-4, atol=1e-2)
+
+
+def test_strided_convolutions_pad_evenly(tensorflow):
+    # The MLPerf reference pads 1 before and after a 3x3; "SAME" pads 0 and 1.
+    from mlperf_tpu.nn.conv import Conv
+
+    layer = Conv(1, 3, 2)
+    layer.build((1, 4, 4, 1))
+    x = tensorflow.ones([1, 4, 4, 1])
+    y, _ = layer.stateless_call([tensorflow.ones([3, 3, 1, 1])], [], x)
+    np.testing.assert_array_equal(y[0, :, :, 0], [[4, 6], [6, 9]])
