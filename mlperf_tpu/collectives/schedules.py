@@ -9,6 +9,7 @@ progressions, not as a list: a ring of 4096 chips would have 33 million of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -204,6 +205,15 @@ class Schedule:
             for s in self.streams
         )
         return replace(self, name=f"{self.name} {kind}", streams=streams)
+
+    def padded(self, n: int) -> int:
+        """The least number of elements, n or more, that all chunks share evenly.
+
+        >>> ring_schedule("r", Topology(3, 1), [[0, 1, 2]]).padded(8)
+        12
+        """
+        unit = len(self.streams) * math.lcm(*(stream.span for stream in self.streams))
+        return -(-n // unit) * unit
 
     def elements(self, n: int) -> list[Ints]:
         """For each stream, the bounds of its chunks in a payload of n elements.

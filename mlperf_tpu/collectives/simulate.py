@@ -11,8 +11,9 @@ first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,6 +197,8 @@ class _Run:
 
     def __init__(self, stream: Stream, n_nodes: int) -> None:
         self.stream = stream
+        # Groups come to the same step at different times.
+        self.step_of = lru_cache(64)(lambda place, t: stream.phases[place].step(t))
         # ready_s[lane, node]: when a node has all that this lane has sent it so far.
         # What a lane sends on in a phase came by that lane; between phases they meet.
         lanes = [int(phase.messages.lane.max()) + 1 for phase in stream.phases]
@@ -232,10 +235,16 @@ class _Run:
     def messages(self, event: _Event) -> Step:
         """The step's messages in the event's groups."""
         _, _, place, t, groups = event
-        step = self.stream.phases[place].step(t)
+        step: Step = self.step_of(place, t)
         if len(groups) == len(self.last[place]):
             return step
-        return step.only(np.isin(self.group[place][step.index], groups))
+        return step.only(self._within(place, groups)[step.index])
+
+    def _within(self, place: int, groups: Sequence[int]) -> NDArray[np.bool_]:
+        """Which messages of the phase are in one of the groups."""
+        chosen = np.zeros(len(self.last[place]), dtype=bool)
+        chosen[list(groups)] = True
+        return chosen[self.group[place]]
 
     def after(self, event: _Event) -> list[_Event]:
         """What can begin once the event's messages have arrived."""
@@ -250,7 +259,7 @@ class _Run:
                     free.append(key)
         if done:
             targets = self.stream.phases[place].messages.target
-            nodes = targets[np.isin(self.group[place], done)]
+            nodes = targets[self._within(place, done)]
             arrived = self.ready_s[:, nodes].max(axis=0)
             self.ready_s[:, nodes] = arrived
             self.end_s[place] = max(self.end_s[place], arrived.max())

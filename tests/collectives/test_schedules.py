@@ -215,6 +215,14 @@ def test_any_number_of_elements_is_summed(elements: int) -> None:
     assert (summed == values.sum(axis=0)).all()
 
 
+def test_chunks_of_a_padded_payload_are_equal() -> None:
+    schedule = gradient_sum(Topology.parse("8x6").with_holes(["2,2:2x2"]))
+    n = schedule.padded(1000)
+    assert n >= 1000
+    for bounds in schedule.elements(n):
+        assert len(set(np.diff(bounds).tolist())) == 1
+
+
 def test_permutes_hold_every_message_of_a_step_once() -> None:
     schedule = gradient_sum(Topology.parse("7x6").with_holes(["2,2:2x2"]))
     for stream in schedule.streams:
