@@ -11,6 +11,7 @@ from mlperf_tpu.benchmarks.resnet50.model import ResNet50
 
 from mlperf_tpu.data import digits
 from mlperf_tpu.data.batches import Dataset
+from mlperf_tpu.nn import partitioning
 from mlperf_tpu.nn.losses import smoothed_cross_entropy
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
 from mlperf_tpu.optim.training_step import TrainingStep
@@ -22,6 +23,8 @@ _NORMALIZATION = {
     "imagenet": ((123.68, 116.78, 103.94), (58.393, 57.12, 57.375)),
     "digits": (digits.MEAN, digits.STDDEV),
 }
+
+HEIGHT = 1  # the dimension of an image that spatial partitioning splits
 
 
 class Program:
@@ -64,9 +67,25 @@ class Program:
             n_replicas,
         )
 
+    def state_spec(self, n_replicas: int):
+        """One replica's state as tensor specs."""
+        statistics = [
+            tf.TensorSpec(v.shape, v.dtype) for v in self.model.non_trainable_variables
+        ]
+        return self.step.state_spec(statistics, n_replicas)
+
+    def batch_spec(self, n: int) -> dict[str, tf.TensorSpec]:
+        """A batch of `n` examples as tensor specs; images as the host sends them to a
+        TPU: bf16, 0..255 (google_submissions.md 3.9)."""
+        return {
+            "image": tf.TensorSpec([n, *self._shape], tf.bfloat16),
+            "label": tf.TensorSpec([n], tf.int32),
+        }
+
     def loss(self, weights, statistics, batch):
         """Sums over this replica's examples: loss, correct, count."""
-        images, labels = self._normalized(batch["image"]), batch["label"]
+        images = partitioning.split(self._normalized(batch["image"]), HEIGHT)
+        labels = batch["label"]
         logits, statistics = self.model.stateless_call(
             weights, statistics, images, training=True
         )
@@ -79,7 +98,7 @@ class Program:
         logits, _ = self.model.stateless_call(
             state["weights"],
             state["statistics"],
-            self._normalized(batch["image"]),
+            partitioning.split(self._normalized(batch["image"]), HEIGHT),
             training=False,
         )
         return _scores(logits, batch["label"])

@@ -22,6 +22,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train", "Train a benchmark to its target and write the MLPerf log."),
     "list": ("show", "List the benchmarks, and what each lacks here to run."),
     "show": ("show", "Show a resolved spec, each value with where it comes from."),
+    "validate": ("validate", "Judge MLPerf logs and submissions."),
+    "score": ("score", "Time to train and the olympic mean of each entry."),
+    "compare": ("compare", "Compare two sets of runs, for a CI."),
+    "report": ("report", "Make one HTML page of runs."),
     "topology": ("topology", "Draw a TPU slice and forecast a gradient sum on it."),
 }
 

@@ -15,7 +15,7 @@ from mlperf_tpu.spec import Resolved, Spec, leaves, load, names, resolve
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
     """List the benchmarks, and what each lacks here to run."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in names():
         document = load(name)
         proxy = resolve(document, task="proxy").spec

@@ -52,21 +52,29 @@ class OneReplica:
 
     n_replicas = 1
 
-    def replica_id(self):
+    def replica_id(self) -> tf.Tensor:
         import tensorflow as tf
 
         return tf.constant(0, tf.int32)
 
-    def all_reduce(self, values, groups):
+    def all_reduce(
+        self, values: Sequence[tf.Tensor], groups: Groups
+    ) -> list[tf.Tensor]:
         return list(values)
 
-    def reduce_scatter(self, values, groups):
+    def reduce_scatter(
+        self, values: Sequence[tf.Tensor], groups: Groups
+    ) -> list[tf.Tensor]:
         return [value[0] for value in values]
 
-    def all_gather(self, values, groups):
+    def all_gather(
+        self, values: Sequence[tf.Tensor], groups: Groups
+    ) -> list[tf.Tensor]:
         return [value[None] for value in values]
 
-    def permute(self, values, pairs):
+    def permute(
+        self, values: Sequence[tf.Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> list[tf.Tensor]:
         return [value if (0, 0) in pairs else 0 * value for value in values]
 
 

@@ -377,7 +377,9 @@ def _configure_devices(n_devices: int) -> None:
     keep_freed_memory()
     [cpu] = tf.config.list_physical_devices("CPU")
     configured = tf.config.get_logical_device_configuration(cpu)
-    if configured is not None and len(configured) == n_devices:
+    if configured is not None:
+        if len(configured) != n_devices:
+            raise _another_size(n_devices, len(configured))
         return
     try:
         # A collective holds an inter-op thread while it waits for its peers, so there
@@ -390,7 +392,11 @@ def _configure_devices(n_devices: int) -> None:
         )
     except RuntimeError as error:
         found = len(tf.config.list_logical_devices("CPU"))
-        raise BadInput(
-            f"a mesh of {n_devices} virtual devices in a process that already has "
-            f"{found}: one mesh size a process; start another process"
-        ) from error
+        raise _another_size(n_devices, found) from error
+
+
+def _another_size(asked: int, found: int) -> BadInput:
+    return BadInput(
+        f"a mesh of {asked} virtual devices in a process that already has {found}: one "
+        "mesh size a process; start another process"
+    )

@@ -56,6 +56,23 @@ class TrainingStep:
         }
         return new, {**metrics, "learning_rate": rate}
 
+    def state_spec(self, statistics, n_replicas: int) -> State:
+        """One replica's state as tensor specs, for lowering; `statistics` likewise."""
+        update = self.update
+
+        def specs(shapes):
+            return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+
+        return {
+            "step": tf.TensorSpec([], tf.int64),
+            "weights": specs(p.shape for p in update.parameters),
+            "statistics": list(statistics),
+            "slots": {
+                name: specs(update.slot_shape(p, n_replicas) for p in update.parameters)
+                for name in update.slot_names
+            },
+        }
+
     def initial_state(self, weights, statistics, n_replicas: int) -> State:
         """The state of all replicas as host arrays; slots as [replicas, row]."""
         return {

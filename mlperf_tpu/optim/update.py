@@ -6,13 +6,14 @@ it updates that row of the weights with its own row of the slots, and an all-gat
 brings the new weights back. Slots never leave their replica. Norms are sums of the
 rows' partial sums, one all-reduce for all of them.
 
-Replicated: the same rows, summed by an all-reduce; every replica updates all of them.
-Both add a gradient's terms in the same order, so that they agree bit for bit where the
-optimizer is element-wise and the place sums in one order.
+Replicated: gradients are summed by an all-reduce and every replica updates whole
+tensors. Both add a gradient's terms in the same order, so that they agree bit for bit
+where the optimizer is element-wise and the place sums in one order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,39 +51,43 @@ class WeightUpdate:
     def initial_slots(
         self, weights: Sequence[tf.Tensor], n_replicas: int
     ) -> dict[str, list[tf.Tensor]]:
-        """Slots as [replicas, row] of every replica, for the mesh to hand out."""
-        rows = [to_rows(w, n_replicas) for w in weights]
-        slots = {n: [tf.zeros_like(r) for r in rows] for n in self.optimizer.slots}
-        return {**slots, "master": rows} if self.keeps_master else slots
+        """Zeros of the weights' shapes; sharded, [replicas, row] of every replica, for
+        the mesh to hand out."""
+        if self.sharded:
+            weights = [to_rows(w, n_replicas) for w in weights]
+        slots = {n: [tf.zeros_like(w) for w in weights] for n in self.optimizer.slots}
+        return {**slots, "master": list(weights)} if self.keeps_master else slots
+
+    def slot_shape(self, parameter: Parameter, n_replicas: int) -> tuple[int, ...]:
+        """What one replica holds of a slot."""
+        if not self.sharded:
+            return parameter.shape
+        return (-(-math.prod(parameter.shape) // n_replicas),)
 
     def apply(self, weights, gradients, slots, rate):
         """(new weights, new slots) from this replica's gradients of the mean loss.
 
-        Weights and gradients have the parameters' shapes; slots are this replica's
-        rows [row] when sharded, all rows [replicas, row] when replicated.
+        Weights and gradients have the parameters' shapes; slots as `slot_shape` says.
         """
+        update, parameters = self.optimizer.update, self.parameters
+        if not self.sharded:
+            gradients = self._sum(collectives.all_reduce, gradients)
+            return update(parameters, weights, gradients, slots, rate, _sum_squares)
         n = collectives.n_replicas()
-        exchange = (
-            collectives.reduce_scatter if self.sharded else collectives.all_reduce
-        )
-        gradients = self._sum(exchange, [to_rows(g, n) for g in gradients])
+        rows = [to_rows(g, n) for g in gradients]
+        gradients = self._sum(collectives.reduce_scatter, rows)
         if self.keeps_master:
-            rows = slots["master"]
+            mine = slots["master"]
         else:
+            replica = collectives.replica_id()
             rows = [to_rows(w, n) for w in weights]
-            if self.sharded:
-                mine = collectives.replica_id()
-                rows = [tf.gather(r, mine) if n > 1 else r[0] for r in rows]
-        rows, new_slots = self.optimizer.update(
-            self.parameters, rows, gradients, slots, rate, self._sum_squares
+            mine = [tf.gather(r, replica) if n > 1 else r[0] for r in rows]
+        mine, new_slots = update(
+            parameters, mine, gradients, slots, rate, _sum_squares_of_shards
         )
         if self.keeps_master:
-            new_slots["master"] = rows
-        gathered = self._gather(rows) if self.sharded else rows
-        return [
-            from_rows(r, p.shape)
-            for r, p in zip(gathered, self.parameters, strict=True)
-        ], new_slots
+            new_slots["master"] = mine
+        return self._gather(mine), new_slots
 
     def _sum(self, exchange, gradients):
         wire = [tf.cast(g, self.gradient_dtype) for g in gradients]
@@ -91,20 +96,25 @@ class WeightUpdate:
             summed += exchange(bucket)
         return [tf.cast(g, tf.float32) for g in summed]
 
-    def _sum_squares(self, values):
-        """[n] sums of squares, from one partial sum a row."""
-        if not self.sharded:
-            return tf.stack([tf.reduce_sum(tf.reduce_sum(v**2, 1)) for v in values])
-        partial = tf.stack([tf.reduce_sum(v**2) for v in values])
-        [total] = collectives.all_reduce([partial])
-        return total
-
     def _gather(self, rows):
         wire = [
             tf.cast(r, self.gather_dtype) if p.kind == "kernel" else r
             for r, p in zip(rows, self.parameters, strict=True)
         ]
-        return [tf.cast(r, tf.float32) for r in collectives.all_gather(wire)]
+        return [
+            from_rows(tf.cast(r, tf.float32), p.shape)
+            for r, p in zip(collectives.all_gather(wire), self.parameters, strict=True)
+        ]
+
+
+def _sum_squares(values):
+    """Sums of squares, float32 [number of values]."""
+    return tf.stack([tf.reduce_sum(v**2) for v in values])
+
+
+def _sum_squares_of_shards(values):
+    """The same over all replicas' shards, from one all-reduce of the partial sums."""
+    return collectives.all_reduce([_sum_squares(values)])[0]
 
 
 def to_rows(value: tf.Tensor, n: int) -> tf.Tensor:
@@ -119,9 +129,7 @@ def to_rows(value: tf.Tensor, n: int) -> tf.Tensor:
 def from_rows(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Undoes `to_rows`."""
     flat = tf.reshape(rows, [-1])
-    size = 1
-    for extent in shape:
-        size *= extent
+    size = math.prod(shape)
     return tf.reshape(flat if flat.shape[0] == size else flat[:size], shape)
 
 

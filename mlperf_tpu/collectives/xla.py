@@ -1,0 +1,110 @@
+"""The collectives as XLA ops, for every place that compiles the step with XLA.
+
+The step is one program of `n_replicas` x `n_partitions` devices. A collective spans
+replicas, each partition with its own kind (XLA's CrossReplica mode); what partitions
+of one replica exchange, the SPMD partitioner adds by itself (nn.partitioning).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+from mlperf_tpu.collectives import Groups
+
+_MLIR_TYPES = {tf.float32: "f32", tf.bfloat16: "bf16", tf.int32: "i32"}
+
+
+@dataclass(frozen=True)
+class XlaPlace:
+    """Replicas and partitions of a module; the replica id is XLA's own op."""
+
+    n_replicas: int
+    n_partitions: int = 1
+
+    def replica_id(self):
+        return gen_xla_ops.xla_replica_id()
+
+    def all_reduce(self, values, groups):
+        return [
+            gen_xla_ops.xla_all_reduce(
+                v,
+                group_assignment=np.array(groups, np.int32),
+                reduce_op="Add",
+                mode="CrossReplica",
+            )
+            for v in values
+        ]
+
+    def reduce_scatter(self, values, groups):
+        return [
+            gen_xla_ops.xla_reduce_scatter(
+                v,
+                group_assignment=np.array(groups, np.int32),
+                scatter_dimension=0,
+                reduce_op="Add",
+            )[0]
+            for v in values
+        ]
+
+    def all_gather(self, values, groups):
+        return [
+            _call(
+                "stablehlo.all_gather",
+                f"all_gather_dim = 0 : i64, {_group_text(groups)}",
+                v[tf.newaxis],
+                [len(groups[0]), *v.shape],
+            )
+            for v in values
+        ]
+
+    def permute(self, values, pairs):
+        text = ", ".join(f"[{source}, {target}]" for source, target in pairs)
+        attributes = (
+            f"source_target_pairs = dense<[{text}]> : tensor<{len(pairs)}x2xi64>"
+        )
+        return [
+            _call("stablehlo.collective_permute", attributes, v, v.shape)
+            for v in values
+        ]
+
+
+def _group_text(groups: Groups) -> str:
+    rows = ", ".join(str(list(group)) for group in groups)
+    return (
+        f"replica_groups = dense<[{rows}]> : tensor<{len(groups)}x{len(groups[0])}xi64>"
+    )
+
+
+def _call(op: str, attributes: str, value: tf.Tensor, shape: Sequence[int]):
+    """One StableHLO op as a TensorFlow op: TensorFlow has none of its own for it."""
+    came = _type(value.shape, value.dtype)
+    goes = _type(shape, value.dtype)
+    module = f"""module @collective {{
+  func.func public @main(%value: {came}) -> {goes} {{
+    %result = "{op}"(%value) {{{attributes}}} : ({came}) -> {goes}
+    return %result : {goes}
+  }}
+}}"""
+    [result] = gen_xla_ops.xla_call_module(
+        [value],
+        version=9,
+        module=module,
+        Sout=[tf.TensorShape(shape)],
+        Tout=[value.dtype],
+        platforms=["CPU"],
+        dim_args_spec=[],
+        function_list=[],
+        has_token_input_output=False,
+        disabled_checks=["platform"],  # the module is no platform's own
+    )
+    return result
+
+
+def _type(shape: Sequence[int], dtype: tf.DType) -> str:
+    extents = "".join(f"{int(extent)}x" for extent in shape)
+    return f"tensor<{extents}{_MLIR_TYPES[dtype]}>"

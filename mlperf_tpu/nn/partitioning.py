@@ -1,0 +1,23 @@
+"""Spatial and feature partitioning: annotations that XLA's SPMD partitioner follows.
+
+In a place whose replicas are several cores (XLA mesh, pod, TPU slice) an annotated
+tensor is split over the replica's partitions, and what follows from it too: halos are
+exchanged, sums over a split dimension added up, uneven extents padded (papers.md 6).
+Where a replica is one device an annotation is nothing.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from mlperf_tpu import collectives
+
+
+def split(value: tf.Tensor, dimension: int) -> tf.Tensor:
+    """`value`, its `dimension` split over the partitions of this replica."""
+    partitions = getattr(collectives.place(), "n_partitions", 1)
+    if partitions == 1:
+        return value
+    from tensorflow.python.compiler.xla.experimental import xla_sharding
+
+    return xla_sharding.split(value, dimension, partitions, use_sharding_op=True)
