@@ -144,6 +144,16 @@ def test_device_ids_count_cores_along_x() -> None:
     assert along_x.device_ids()[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_groups_of_replicas_are_groups_of_devices_for_each_partition() -> None:
+    placed = Topology.parse("4x2").with_holes(["0,0"]).replicas(2)
+    assert placed.devices(placed.rows()) == [
+        [2, 4, 6],
+        [3, 5, 7],
+        [8, 10, 12, 14],
+        [9, 11, 13, 15],
+    ]
+
+
 @pytest.mark.parametrize("partitions", [3, 64])
 def test_partitions_without_a_computation_shape_are_refused(partitions: int) -> None:
     with pytest.raises(BadInput, match=r"choose|give a footprint"):

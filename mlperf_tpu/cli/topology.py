@@ -1,4 +1,4 @@
-"""`mlperf-tpu topology`: a slice, its rings and holes, and what a gradient sum takes."""
+"""`mlperf-tpu topology`: a slice, its rings and holes, and a gradient sum's time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,16 @@ RESNET50_MB = 102.4  # 25.6 million float32 gradients
     "--failed", multiple=True, metavar="X,Y:WxH", help="A hole; may be repeated."
 )
 @click.option("--sum", "algorithm", default="torus2d", help="torus2d or ring.")
-@click.option("--peers", default=1, help="Model-parallel peers along x to skip.")
 @click.option(
-    "--tile", type=int, help="Also show batch-norm tiles of so many replicas."
+    "--peers",
+    type=click.IntRange(1),
+    default=1,
+    help="Model-parallel peers along x to skip.",
+)
+@click.option(
+    "--tile",
+    type=click.IntRange(1),
+    help="Also show batch-norm tiles of so many replicas.",
 )
 @click.option(
     "--mb", default=RESNET50_MB, help="Payload in 10^6 bytes (ResNet-50: 102.4)."
@@ -60,15 +67,14 @@ def topology_command(
         raise BadInput(f"a payload of {mb} MB; give more than 0")
     grid = Topology.parse(name) if name else Topology.for_chips(chips or 0)
     grid = grid.with_holes(failed)
+    if grid.n_chips == 1:
+        raise BadInput(f"1 chip of {grid.name} has nothing to sum; choose at least 2")
     schedule = gradient_sum(grid, algorithm, peers)
     tiles = _tiles(grid, tile)
     report = _report(grid, schedule, mb * 1e6)
     axes = "y" if grid.pod_columns else "xy"
-    panels = {
-        found[1].name: drawing.Drawing(schedule, *found, tiles)
-        for axis in axes
-        if (found := drawing.first_phase(schedule, axis))
-    }
+    first = [drawing.first_phase(schedule, axis) for axis in axes]
+    panels = {phase.name: drawing.Drawing(schedule, phase, tiles) for phase in first}
     if svg_file is not None:
         try:
             svg_file.write_text(drawing.svg(list(panels.values()), _headline(report)))
@@ -84,6 +90,7 @@ def topology_command(
         for title, panel in panels.items():
             click.echo(f"\n{title}:\n{drawing.text(panel)}")
         click.echo()
+    click.echo("phases, each as in the slowest stream; the streams run at once:")
     for phase in report["phases"]:
         click.echo(
             f"  {phase['name']:<26} {phase['steps']:>6} steps {phase['ms']:>9.3f} ms"

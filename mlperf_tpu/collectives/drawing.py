@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
 
-from mlperf_tpu.collectives.schedules import Phase, Schedule
+from mlperf_tpu.collectives.schedules import Messages, Phase, Schedule
 from mlperf_tpu.topology import Chip, Topology
 
 CELL = 22  # SVG units from chip to chip
@@ -18,13 +18,12 @@ COLOURS = ("#1f6feb", "#d9480f", "#2b8a3e", "#9c36b5", "#0b7285", "#a61e4d")
 
 @dataclass(frozen=True)
 class Drawing:
-    """What to draw: one phase's links of a schedule, and batch-norm tiles if any.
+    """What to draw: the links of one phase, and batch-norm tiles if any.
 
     `tile` maps a chip to the number of its tile.
     """
 
     schedule: Schedule
-    stream: int
     phase: Phase
     tile: dict[Chip, int]
 
@@ -41,19 +40,20 @@ class Drawing:
         return [(grid.chip_at(a), grid.chip_at(b)) for a, b in ends.tolist() if a != b]
 
 
-def first_phase(schedule: Schedule, axis: str) -> tuple[int, Phase]:
-    """The stream and phase that sum first along an axis ("x", "y"), or the ring's.
+def first_phase(schedule: Schedule, axis: str) -> Phase:
+    """The phase that sums first along an axis ("x", "y"), with that of broken rows.
 
-    Returns the schedule's first phase between chips where no colour does.
+    Where no colour does, the schedule's first phase between chips.
     """
-    wanted = f"reduce-scatter {axis}"
-    for number, stream in enumerate(schedule.streams):
+    for stream in schedule.streams:
         sums = [p for p in stream.phases if p.name.startswith("reduce-scatter")]
-        along = [p for p in sums if not p.name.endswith("segments")]
-        if along and along[0].name == wanted:
-            return number, along[0]
+        for place, phase in enumerate(sums):
+            first = all(p.name.endswith("segments") for p in sums[:place])
+            if first and phase.name == f"reduce-scatter {axis}":
+                both = Messages.joined([p.messages for p in sums[: place + 1]])
+                return replace(phase, messages=both)
     phases = [p for p in schedule.streams[0].phases if p.name != "reduce cores"]
-    return 0, phases[0]
+    return phases[0]
 
 
 def text(drawing: Drawing) -> str:
@@ -61,7 +61,7 @@ def text(drawing: Drawing) -> str:
 
     >>> from mlperf_tpu.collectives.schedules_2d import two_d
     >>> schedule = two_d(Topology.parse("4x2"))
-    >>> print(text(Drawing(schedule, *first_phase(schedule, "x"), {})))
+    >>> print(text(Drawing(schedule, first_phase(schedule, "x"), {})))
        0   1   2   3
     0  o---o---o---o
        |           |
@@ -129,7 +129,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def svg(drawings: list[Drawing], caption: str) -> str:
-    """One panel a drawing, side by side: rings in colours, holes dark, tiles shaded."""
+    """A panel for each drawing: rings in colours, holes dark, tiles shaded."""
     grid = drawings[0].topology
     width = grid.columns * CELL + 2 * MARGIN
     height = grid.rows * CELL + 2 * MARGIN + 20
@@ -141,8 +141,9 @@ def svg(drawings: list[Drawing], caption: str) -> str:
     total = width * len(drawings)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" '
-            f'viewBox="0 0 {total} {height}" font-family="sans-serif" font-size="11">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" '
+            f'height="{height}" viewBox="0 0 {total} {height}" '
+            'font-family="sans-serif" font-size="11">',
             f"<title>{escape(caption)}</title>",
             f'<rect width="{total}" height="{height}" fill="white"/>',
             f'<text x="{MARGIN}" y="{height - 8}">{escape(caption)}</text>',
@@ -158,7 +159,8 @@ def _panel(drawing: Drawing) -> list[str]:
     axis = drawing.phase.name.rpartition(" ")[2]
     parts = [f'<text x="{MARGIN}" y="16">{escape(drawing.phase.name)}</text>']
     for (x, y), number in sorted(drawing.tile.items()):
-        shade = ("#f1f3f5", "#dee2e6")[number % 2]
+        # Tiles in a row are a power of two, so those above differ too.
+        shade = ("#f8f9fa", "#dee2e6", "#ced4da")[number % 3]
         parts.append(
             f'<rect x="{_at(x) - CELL / 2:g}" y="{_at(y) - CELL / 2:g}" '
             f'width="{CELL}" height="{CELL}" fill="{shade}"/>'

@@ -12,16 +12,16 @@ from mlperf_tpu.topology.routing import Router
 
 @dataclass(frozen=True)
 class Paths:
-    """nodes[m, h]: where message m is after h hops; -1 past its end. hops[m]: how many."""
+    """nodes[m, h]: where message m is after h of its hops[m] hops; -1 past its end."""
 
     nodes: Ints
     hops: Ints
 
 
 def paths(schedule: Schedule, messages: Messages, router: Router) -> Paths:
-    """The path of every message, on chips (between the cores of a chip: a hop of its own).
+    """The path of every message; between the cores of a chip it is one hop.
 
-    Nodes are those of the schedule at the two ends and the chips' first cores between.
+    Nodes are the schedule's own at the two ends, and the chips' first cores between.
     """
     grid, cores = schedule.topology, schedule.cores
     found: dict[tuple[int, int], list[int]] = {}

@@ -9,6 +9,7 @@ progressions, not as a list: a ring of 4096 chips would have 33 million of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -39,9 +40,10 @@ class Permute:
 
 @dataclass(frozen=True)
 class Step:
-    """The messages of one step, as arrays of equal length, chunks numbered in the stream.
+    """The messages of one step, as arrays of equal length.
 
-    `index` is the message's place in the phase. In one lane a node sends at most one
+    `index` is the message's place in the phase, `first` the stream's own number of its
+    first chunk. In one lane a node sends at most one
     message a step and receives at most one; lanes have receive buffers of their own.
     """
 
@@ -76,7 +78,8 @@ class Messages:
 
         base + (offset + slope * t) mod modulo
 
-    of `parts` blocks, block i being chunks span * i // parts to span * (i + 1) // parts.
+    of `parts` blocks, block i being the stream's chunks span * i // parts to
+    span * (i + 1) // parts.
     """
 
     source: Ints
@@ -113,25 +116,29 @@ class Messages:
 
 @dataclass(frozen=True)
 class Phase:
-    """Messages of one collective; `reduces`: the receiver adds, otherwise it stores."""
+    """Messages of one collective over a stream's `span` chunks.
+
+    `reduces`: the receiver adds what it gets to what it has, else it stores it.
+    """
 
     name: str
     reduces: bool
     messages: Messages
+    span: int
 
     @property
     def n_steps(self) -> int:
         return int(self.messages.end.max())
 
-    def step(self, t: int, span: int) -> Step:
-        """The messages of step t in a stream of `span` chunks."""
+    def step(self, t: int) -> Step:
+        """The messages of step t."""
         m = self.messages
         index = np.flatnonzero((m.begin <= t) & (t < m.end))
         parts = m.parts[index]
         turn = (m.offset[index] + m.slope[index] * t) % m.modulo[index]
         block = m.base[index] + turn
-        first = span * block // parts
-        count = span * (block + 1) // parts - first
+        first = self.span * block // parts
+        count = self.span * (block + 1) // parts - first
         return Step(
             index, m.source[index], m.target[index], m.lane[index], first, count
         )
@@ -141,8 +148,8 @@ class Phase:
 class Stream:
     """An equal share of the payload in `span` chunks, and its phases in order.
 
-    owner[group, chunk] is the node that holds the chunk's sum after the reducing phases:
-    where a weight-update shard lives.
+    owner[group, chunk] is the node that holds the chunk's sum after the reducing
+    phases: where a weight-update shard lives.
     """
 
     span: int
@@ -159,7 +166,7 @@ class Schedule:
     """An all-reduce: the streams run at once. Nodes are chips, or cores (device ids).
 
     group[node] numbers the sets of nodes that sum with each other (-1: a failed chip);
-    there is one unless model-parallel peers are skipped. `notes` say what was given up.
+    there is one unless model-parallel peers are skipped. `notes`: what was given up.
     """
 
     name: str
@@ -173,6 +180,16 @@ class Schedule:
     def n_steps(self) -> int:
         """Steps from first to last message, the streams side by side."""
         return max(stream.n_steps for stream in self.streams)
+
+    @property
+    def replica(self) -> Ints:
+        """replica[node]: the node's number among the survivors; -1 if it failed.
+
+        The numbers `Topology.replicas()` gives replicas of one core, where nodes are
+        cores (or chips have one).
+        """
+        alive = self.group >= 0
+        return np.where(alive, np.cumsum(alive) - 1, -1)
 
     def reduce_scatter(self) -> Schedule:
         """The reducing phases alone: each chunk's sum ends on its owner."""
@@ -188,6 +205,15 @@ class Schedule:
             for s in self.streams
         )
         return replace(self, name=f"{self.name} {kind}", streams=streams)
+
+    def padded(self, n: int) -> int:
+        """The least number of elements, n or more, that all chunks share evenly.
+
+        >>> ring_schedule("r", Topology(3, 1), [[0, 1, 2]]).padded(8)
+        12
+        """
+        unit = len(self.streams) * math.lcm(*(stream.span for stream in self.streams))
+        return -(-n // unit) * unit
 
     def elements(self, n: int) -> list[Ints]:
         """For each stream, the bounds of its chunks in a payload of n elements.
@@ -232,8 +258,8 @@ def line(
 ) -> Messages:
     """The same on open lines, both ways at once (a lane each way), in n - 1 steps.
 
-    Reduce-scatter: the block for the far end starts first, and the pieces for position j
-    from its two sides both arrive at step n - 2. All-gather runs that backwards.
+    Reduce-scatter: the block for the far end starts first, and the pieces for position
+    j from its two sides both arrive at step n - 2. All-gather runs that backwards.
     """
     lanes = []
     for lane, way in enumerate((order, order[:, ::-1])):
@@ -274,6 +300,15 @@ def sends(source: Ints, target: Ints, block: Ints, parts: Ints, at: Ints) -> Mes
     )
 
 
+def check_connected(topology: Topology) -> None:
+    """Raises `Unroutable` where failed chips part the others."""
+    if not topology.connected:
+        raise Unroutable(
+            f"the {len(topology.failed)} failed chips cut the grid of {topology.name} "
+            "in two; leave one side out"
+        )
+
+
 def survivors(topology: Topology) -> Ints:
     """group[chip id]: 0 for a chip that works, -1 for one that failed."""
     group = np.zeros(topology.columns * topology.rows, dtype=np.int64)
@@ -294,17 +329,18 @@ def ring_schedule(
     for number, members in enumerate(rings):
         group[members] = number
     streams = []
+    n = rings.shape[1]
     for way in (rings, rings[:, ::-1]) if both_ways else (rings,):
         phases = (
-            Phase("reduce-scatter ring", True, ring(way, gather=False)),
-            Phase("all-gather ring", False, ring(way, gather=True)),
+            Phase("reduce-scatter ring", True, ring(way, gather=False), n),
+            Phase("all-gather ring", False, ring(way, gather=True), n),
         )
-        streams.append(Stream(rings.shape[1], phases, way))
+        streams.append(Stream(n, phases, way))
     return Schedule(name, topology, tuple(streams), group)
 
 
 def on_cores(schedule: Schedule) -> Schedule:
-    """The same schedule between cores: the cores of a chip sum first, and share at last.
+    """The same schedule between cores: those of a chip sum first, and share at last.
 
     Each stream is carried by one core of every chip, so that no core idles; the others
     send it their part of that stream at the start and receive the sum at the end. Nodes
@@ -339,9 +375,9 @@ def on_cores(schedule: Schedule) -> Schedule:
             Stream(
                 stream.span,
                 (
-                    Phase("reduce cores", True, gathered),
+                    Phase("reduce cores", True, gathered, stream.span),
                     *phases,
-                    Phase("gather cores", False, returned),
+                    Phase("gather cores", False, returned, stream.span),
                 ),
                 stream.owner * cores + carrier,
             )

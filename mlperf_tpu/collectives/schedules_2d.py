@@ -1,4 +1,4 @@
-"""All-reduce in two dimensions: tori, meshes, the multipod, and grids with failed chips.
+"""All-reduce in two dimensions: tori, meshes, the multipod, grids with failed chips.
 
 A colour reduces along one axis first, on rings, then across on the chunk each chip is
 left with, and gathers back the same way (1811.06992). Where the first axis wraps, each
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlperf_tpu.collectives.schedules import (
     Ints,
@@ -21,6 +22,7 @@ from mlperf_tpu.collectives.schedules import (
     Schedule,
     Stream,
     Unroutable,
+    check_connected,
     line,
     ring,
     sends,
@@ -45,7 +47,7 @@ class Axis:
     def rings(self) -> tuple[Ints, Ints]:
         """The whole rings [rings, n], and the rows that are in none."""
         n_rows, n = self.grid.shape
-        whole = (self.grid >= 0).all(axis=1)
+        whole = np.all(self.grid >= 0, axis=1)
         if self.wraps_along or n_rows == 1:
             return self.grid[whole], np.flatnonzero(~whole)
         if n == 1 and n_rows > 1:
@@ -56,10 +58,10 @@ class Axis:
         pairs = []
         row = 0
         while row + 1 < n_rows:
-            if whole[row] and whole[row + 1]:
+            pair = bool(whole[row] and whole[row + 1])
+            if pair:
                 pairs.append(row)
-                row += 1
-            row += 1
+            row += 2 if pair else 1
         broken = np.ones(n_rows, dtype=bool)
         for row in pairs:
             broken[row : row + 2] = False
@@ -95,8 +97,8 @@ class Axis:
                     found.append((self.grid[row][run], False))
         return found
 
-    def _runs(self, alive: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Ints]:
-        """The stretches of neighbouring survivors in a row, over the wrap if it wraps."""
+    def _runs(self, alive: NDArray[np.bool_]) -> list[Ints]:
+        """The stretches of neighbouring survivors in a row, over a wrap too."""
         places = np.flatnonzero(alive)
         if len(places) == 0:
             return []
@@ -112,10 +114,10 @@ def two_d(
 ) -> Schedule:
     """The 2-D all-reduce in one colour for each of `axes`, and a stream each way round.
 
-    `axes` names the axis each colour sums along first. `peers` neighbouring chips along x
-    hold different shards of the model and are skipped: each sums with the chips that hold
-    its own shard (2011.03641). Raises `Unroutable` where the failed chips leave no whole
-    ring along an axis.
+    `axes` names the axis each colour sums along first. `peers` neighbouring chips along
+    x hold different shards of the model and are skipped: each sums with the chips that
+    hold its own shard (2011.03641). Raises `Unroutable` where the failed chips leave no
+    whole ring along an axis, or cut the grid in two.
     """
     group = survivors(topology)
     if peers > 1:
@@ -128,11 +130,7 @@ def two_d(
         group = np.arange(len(group)) % topology.columns % peers
     ids = np.arange(len(group)).reshape(topology.rows, topology.columns)
     ids = np.where(group.reshape(ids.shape) >= 0, ids, -1)
-    if not topology.connected:
-        raise Unroutable(
-            f"the {len(topology.failed)} failed chips cut the grid of {topology.name} "
-            "in two; leave one side out"
-        )
+    check_connected(topology)
     streams = []
     for axis in axes:
         for reverse in (False, True) if both_ways else (False,):
@@ -173,9 +171,8 @@ def _stream(topology: Topology, axis: Axis, reverse: bool) -> Stream:
     rings, broken = axis.rings()
     if len(rings) == 0:
         raise Unroutable(
-            f"failed chips touch every {'row' if axis.closed else 'pair of rows'} along "
-            f"{axis.name} of the {topology.name} grid: no whole ring is left; use the "
-            "1-D circuit"
+            f"failed chips leave no whole ring along {axis.name} of the "
+            f"{topology.name} grid; use the 1-D circuit"
         )
     segments = axis.segments(broken)
     if reverse:
@@ -199,21 +196,28 @@ def _stream(topology: Topology, axis: Axis, reverse: bool) -> Stream:
             if len(members) > 1
         ]
         if sums:
-            half.append(Phase(f"{verb} segments", not gather, Messages.joined(sums)))
+            half.append(
+                Phase(f"{verb} segments", not gather, Messages.joined(sums), parts)
+            )
         if forward is not None:
             source, target, block, of, at = forward
             ends = (target, source) if gather else (source, target)
             hand = "return to" if gather else "hand over"
             half.append(
-                Phase(f"{hand} broken rows", not gather, sends(*ends, block, of, at))
+                Phase(
+                    f"{hand} broken rows",
+                    not gather,
+                    sends(*ends, block, of, at),
+                    parts,
+                )
             )
         if n > 1:
             along = along_kind(rings, gather)
-            half.append(Phase(f"{verb} {axis.name}", not gather, along))
+            half.append(Phase(f"{verb} {axis.name}", not gather, along, parts))
         if n_rings > 1:
             base = np.arange(n) * n_rings
             cross = across_kind(across, gather, base, parts)
-            half.append(Phase(f"{verb} {other}", not gather, cross))
+            half.append(Phase(f"{verb} {other}", not gather, cross, parts))
         phases += half[::-1] if gather else half
     return Stream(parts, tuple(phases), across.reshape(1, -1))
 
@@ -245,7 +249,7 @@ def _nearest(
     whole: set[tuple[int, int]],
     serves: dict[tuple[int, int], int],
 ) -> tuple[int, int]:
-    """The nearest chip of a whole ring, a busy one counting as two hops further away."""
+    """The nearest chip of a whole ring; one that serves counts as two hops further."""
     best: tuple[int, tuple[int, int]] | None = None
     seen = {chip}
     edge = [chip]

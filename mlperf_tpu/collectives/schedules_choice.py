@@ -22,7 +22,7 @@ def gradient_sum(
 ) -> Schedule:
     """An all-reduce over all survivors, between chips or (`cores`) between cores.
 
-    Where failed chips leave one colour without a whole ring, the other carries all of the
+    Where failed chips leave one colour without a whole ring, the other carries all the
     payload; where neither has one, the 1-D circuit does. The schedule's notes say so.
     Raises `Unroutable` where the survivors are cut apart, or `peers` meet failed chips.
     """
@@ -41,6 +41,11 @@ def gradient_sum(
         else _in_two_dimensions(topology, peers)
     )
     return on_cores(schedule) if cores else schedule
+
+
+def every_gradient_sum(topology: Topology, cores: bool = False) -> list[Schedule]:
+    """The schedules of all algorithms, in the order of `ALGORITHMS`."""
+    return [gradient_sum(topology, name, cores=cores) for name in ALGORITHMS]
 
 
 def _in_two_dimensions(topology: Topology, peers: int) -> Schedule:

@@ -13,7 +13,7 @@ import random
 from collections import deque
 from dataclasses import replace
 
-from mlperf_tpu.collectives.schedules import Schedule, Unroutable, ring_schedule
+from mlperf_tpu.collectives.schedules import Schedule, check_connected, ring_schedule
 from mlperf_tpu.topology import Chip, Topology
 
 Cover = dict[Chip, set[Chip]]  # each chip's partners, at most two
@@ -21,12 +21,8 @@ MERGE_TRIES = 300  # random flips before a circuit is given up
 
 
 def circuit(topology: Topology) -> Schedule:
-    """The 1-D all-reduce: 2(N - 1) steps, a stream each way round where it is a circuit."""
-    if not topology.connected:
-        raise Unroutable(
-            f"the {len(topology.failed)} failed chips cut the grid of {topology.name} "
-            "in two; leave one side out"
-        )
+    """The 1-D all-reduce: 2(N - 1) steps; a circuit is used both ways round."""
+    check_connected(topology)
     order = neighbour_circuit(topology)
     if order is not None:
         ids = [topology.chip_id(chip) for chip in order]
@@ -136,7 +132,7 @@ def _augment(topology: Topology, cover: Cover, start: Chip) -> bool:
 
 
 def _switch(cover: Cover, came: dict[Chip, Chip], chip: Chip) -> None:
-    """Puts every link of the found path in use that was not, and the other way round."""
+    """Along the found path, puts links in use that were not, and the others out."""
     while came[chip] != chip:
         before = came[chip]
         if before in cover[chip]:
@@ -164,7 +160,7 @@ def _flip(cover: Cover, square: Chip) -> bool:
 
 
 def _merge(cover: Cover, squares: list[Chip]) -> int:
-    """Flips squares whose links in use belong to two circuits; returns how many are left.
+    """Flips squares whose links belong to two circuits; returns how many are left.
 
     Such a flip always joins the two, as each loses one link and gains both new ones.
     """

@@ -1,16 +1,19 @@
 """How long a schedule takes, message by message over the links of the topology.
 
 A node sends in a step once everything it was sent in the steps before has arrived; no
-step waits for other nodes, and streams run at once. A link carries one message at a time
-in each direction, the others wait: two messages that share a link take together as long
-as they would sharing it evenly. A message passes through the chips on its way without
-being stored. Where streams meet on a link, the one whose step began first goes first.
+step waits for other nodes, and streams run at once. A link carries one message at a
+time in each direction, the others wait: two messages that share a link take together as
+long as they would sharing it evenly. A message passes through the chips on its way
+without being stored. Where streams meet on a link, the step that began first goes
+first.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +46,7 @@ class Forecast:
     busiest_link_ms: float
 
     def phase_ms(self, name: str) -> float:
-        """The longest that phases of this name last in any stream (0 if there is none)."""
+        """The longest a phase of this name lasts in any stream; 0 if there is none."""
         ends: dict[int, float] = {}
         longest = 0.0
         for stream, phase, end in self.phases:
@@ -159,7 +162,7 @@ def simulate(schedule: Schedule, payload_bytes: float, links: Links = V3) -> For
         event = heapq.heappop(queue)
         while queue and queue[0][:4] == event[:4]:
             event = (*event[:4], event[4] + heapq.heappop(queue)[4])
-        _, number, place, t, _ = event
+        _, number, place, *_ = event
         run = runs[number]
         stream = run.stream
         step = run.messages(event)
@@ -176,6 +179,14 @@ def simulate(schedule: Schedule, payload_bytes: float, links: Links = V3) -> For
     return Forecast(last, ends, float(network.busy_s.max()) * 1e3)
 
 
+def fastest(
+    schedules: Iterable[Schedule], payload_bytes: float, links: Links = V3
+) -> tuple[Schedule, Forecast]:
+    """The schedule with the least forecast time for this payload, and that forecast."""
+    forecasts = [(s, simulate(s, payload_bytes, links)) for s in schedules]
+    return min(forecasts, key=lambda found: found[1].total_ms)
+
+
 # When it begins in picoseconds (rounded, so that equal times compare equal), stream,
 # phase, step, and the groups of the phase that take this step then.
 _Event = tuple[int, int, int, int, tuple[int, ...]]
@@ -186,8 +197,10 @@ class _Run:
 
     def __init__(self, stream: Stream, n_nodes: int) -> None:
         self.stream = stream
-        # ready_s[lane, node]: when a node has all that this lane has sent it so far. What
-        # a lane sends on in a phase came by that lane; between phases the lanes meet.
+        # Groups come to the same step at different times.
+        self.step_of = lru_cache(64)(lambda place, t: stream.phases[place].step(t))
+        # ready_s[lane, node]: when a node has all that this lane has sent it so far.
+        # What a lane sends on in a phase came by that lane; between phases they meet.
         lanes = [int(phase.messages.lane.max()) + 1 for phase in stream.phases]
         self.ready_s = np.zeros((max(lanes), n_nodes))
         self.end_s = np.zeros(len(stream.phases))
@@ -222,10 +235,16 @@ class _Run:
     def messages(self, event: _Event) -> Step:
         """The step's messages in the event's groups."""
         _, _, place, t, groups = event
-        step = self.stream.phases[place].step(t, self.stream.span)
+        step: Step = self.step_of(place, t)
         if len(groups) == len(self.last[place]):
             return step
-        return step.only(np.isin(self.group[place][step.index], groups))
+        return step.only(self._within(place, groups)[step.index])
+
+    def _within(self, place: int, groups: Sequence[int]) -> NDArray[np.bool_]:
+        """Which messages of the phase are in one of the groups."""
+        chosen = np.zeros(len(self.last[place]), dtype=bool)
+        chosen[list(groups)] = True
+        return chosen[self.group[place]]
 
     def after(self, event: _Event) -> list[_Event]:
         """What can begin once the event's messages have arrived."""
@@ -240,7 +259,7 @@ class _Run:
                     free.append(key)
         if done:
             targets = self.stream.phases[place].messages.target
-            nodes = targets[np.isin(self.group[place], done)]
+            nodes = targets[self._within(place, done)]
             arrived = self.ready_s[:, nodes].max(axis=0)
             self.ready_s[:, nodes] = arrived
             self.end_s[place] = max(self.end_s[place], arrived.max())
@@ -276,7 +295,7 @@ class _Run:
 
 
 def _connected(messages: Messages, n_nodes: int) -> Ints:
-    """For each message, the number of the set of nodes that its messages tie together."""
+    """For each message, the number of the set of nodes it belongs to."""
     root = list(range(n_nodes))
 
     def find(node: int) -> int:

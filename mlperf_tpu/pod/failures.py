@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mlperf_tpu.collectives.schedules_choice import gradient_sum
-from mlperf_tpu.collectives.simulate import simulate
+from mlperf_tpu.collectives.schedules_choice import every_gradient_sum
+from mlperf_tpu.collectives.simulate import fastest
 from mlperf_tpu.errors import BadInput
 from mlperf_tpu.topology import Topology
 from mlperf_tpu.topology.links import V3, Links
@@ -58,21 +58,15 @@ def forecast_failure(
 ) -> Failure:
     """Forecasts a run on a slice with failed chips beside the same run without.
 
-    `compute_ms` is all of the whole slice's step but the gradient sum. The batch of a
-    replica stays and the global batch shrinks with the replicas lost; with `keep_batch`
-    the global batch is divided anew over the replicas left, rounded up, and computation
-    grows in proportion to a replica's batch.
+    Each takes the fastest gradient sum there is. `compute_ms` is all of the whole
+    slice's step but the gradient sum. The batch of a replica stays and the global batch
+    shrinks with the replicas lost; with `keep_batch` the global batch is divided anew
+    over the replicas left, rounded up, and computation grows in proportion to a
+    replica's batch.
     """
     if not topology.failed:
         raise BadInput("no chip has failed; name a hole, as 12,4:4x2")
-    undamaged = Topology(
-        topology.columns,
-        topology.rows,
-        topology.wrap_x,
-        topology.wrap_y,
-        topology.cores_per_chip,
-        pod_columns=topology.pod_columns,
-    )
+    undamaged = replace(topology, failed=frozenset())
     replicas = undamaged.replicas(partitions).n_replicas
     if global_batch % replicas:
         raise BadInput(
@@ -84,9 +78,10 @@ def forecast_failure(
     if left == 0:
         raise BadInput(f"every replica of {partitions} partitions lost a chip")
     each_left = -(-global_batch // left) if keep_batch else each
-    schedule = gradient_sum(topology, cores=True)
-    whole_sum = simulate(gradient_sum(undamaged, cores=True), payload_bytes, links)
-    left_sum = simulate(schedule, payload_bytes, links)
+    _, whole_sum = fastest(every_gradient_sum(undamaged, True), payload_bytes, links)
+    schedule, left_sum = fastest(
+        every_gradient_sum(topology, True), payload_bytes, links
+    )
     return Failure(
         Machine(
             undamaged.n_chips,

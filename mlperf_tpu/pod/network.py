@@ -1,11 +1,11 @@
 """What one collective of a compiled step takes on the network of a slice (alpha-beta).
 
 A replica group that is a regular grid of chips (the whole slice, a row, a column, a
-batch-norm tile, every second column) is costed by the closed formulas of the schedules in
-`mlperf_tpu.collectives`; the grid is taken to choose the fastest of them. Any other
-group is a ring in its listed order, its messages routed and their links' loads counted
-over all groups at once. On a grid with failed chips a sum over all survivors is the
-simulated schedule. Link figures and their sources: `mlperf_tpu.topology.links`.
+batch-norm tile, every second column) is costed by the closed formulas of the schedules
+in `mlperf_tpu.collectives`; the fastest of them is taken. Any other group is a ring in
+its listed order; the messages of all such groups are routed, the fullest link counts.
+On a grid with failed chips a sum over all survivors is the fastest simulated schedule.
+Link figures and their sources: `mlperf_tpu.topology.links`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
-from mlperf_tpu.collectives.schedules_choice import gradient_sum
-from mlperf_tpu.collectives.simulate import simulate
+from mlperf_tpu.collectives.schedules_choice import every_gradient_sum
+from mlperf_tpu.collectives.simulate import fastest, simulate
 from mlperf_tpu.errors import BadInput, nearest
 from mlperf_tpu.topology import Chip, Topology
 from mlperf_tpu.topology.links import V3, Links
 from mlperf_tpu.topology.routing import Router
 
-# How many one-way sweeps (each brings every chip its share of the sum, or everyone the
-# shares) a kind takes.
+# How many sweeps a kind takes: one sums the shares, one hands them to everyone.
 SWEEPS = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1}
 KINDS = (*SWEEPS, "collective-permute", "all-to-all")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of one collective, split into latency and payload, and how it goes."""
+    """Milliseconds of one collective; `latency_ms` of them at any size."""
 
     total_ms: float
     latency_ms: float
@@ -77,18 +77,23 @@ def collective_cost(
         pairs = [(a, b) for group in groups for a in group for b in group if a != b]
         share = n_bytes / max(len(group) for group in groups)
         return _routed(pairs, share, topology, links)
-    costs = [
-        _sum_cost(shape, n_bytes, topology, links)
-        for shape in {_shape(group, topology) for group in groups if len(group) > 1}
-    ]
+    shapes = [_shape(group, topology) for group in groups if len(group) > 1]
     # Groups that meet on a chip share its links.
     meet = _groups_per_chip(groups, per_chip)
+    costs = [
+        _with_cores(shape, _shared(cost, meet), n_bytes, links)
+        for shape in dict.fromkeys(shapes)
+        if (cost := _sweep(shape, n_bytes, topology, links)) is not None
+    ]
+    listed = [s for s in shapes if s.lattice is None and not s.all_survivors]
+    if listed:
+        cost = _listed_rings_sweep(listed, n_bytes, topology, links)
+        costs.append(_with_cores(listed[0], cost, n_bytes, links))
     worst = max(
         costs, key=lambda c: c.total_ms, default=Cost(0.0, 0.0, "nothing to do")
     )
     sweeps = SWEEPS[kind]
-    latency = worst.latency_ms * sweeps
-    return Cost(latency + worst.payload_ms * meet * sweeps, latency, worst.algorithm)
+    return Cost(worst.total_ms * sweeps, worst.latency_ms * sweeps, worst.algorithm)
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,12 @@ class Lattice:
 
 @dataclass(frozen=True)
 class _Shape:
-    """A group as the cost sees it: a lattice or a list of chips, and cores a chip."""
+    """A group as the cost sees it: a lattice, all survivors, or a list of chips."""
 
     lattice: Lattice | None
+    all_survivors: bool
     chips: tuple[Chip, ...]
-    cores: int
+    cores: int  # of a chip
 
 
 def _shape(group: Sequence[int], topology: Topology) -> _Shape:
@@ -119,20 +125,20 @@ def _shape(group: Sequence[int], topology: Topology) -> _Shape:
         dict.fromkeys(topology.chip_at(device // per_chip) for device in group)
     )
     cores = max(Counter(device // per_chip for device in group).values())
+    if topology.failed and len(chips) == topology.n_chips:
+        return _Shape(None, True, (), cores)
     lattice = _lattice(chips, topology)
-    return _Shape(lattice, () if lattice else chips, cores)
+    return _Shape(lattice, False, () if lattice else chips, cores)
 
 
 def _lattice(chips: Iterable[Chip], topology: Topology) -> Lattice | None:
     members = set(chips)
     xs, ys = (sorted({chip[axis] for chip in members}) for axis in (0, 1))
-    if topology.failed and len(members) == topology.n_chips:
-        return None
     if len(members) != len(xs) * len(ys):
         return None
     steps = []
     for places in (xs, ys):
-        gaps = {b - a for a, b in zip(places, places[1:], strict=False)} or {1}
+        gaps = {b - a for a, b in pairwise(places)} or {1}
         if len(gaps) > 1:
             return None
         steps.append(gaps.pop())
@@ -154,17 +160,24 @@ def _groups_per_chip(groups: Sequence[Sequence[int]], per_chip: int) -> int:
     return max(Counter(chips).values(), default=1)
 
 
-def _sum_cost(shape: _Shape, n_bytes: float, topology: Topology, links: Links) -> Cost:
-    """One sweep of one group."""
+def _sweep(
+    shape: _Shape, n_bytes: float, topology: Topology, links: Links
+) -> Cost | None:
+    """One sweep of a group that needs no routing."""
     if shape.lattice is not None:
-        cost = lattice_sweep(shape.lattice, n_bytes, links)
-    elif topology.failed and len(shape.chips) == topology.n_chips:
-        cost = _survivors_sweep(topology, n_bytes, links)
-    else:
-        cost = _listed_ring_sweep(shape.chips, n_bytes, topology, links)
+        return lattice_sweep(shape.lattice, n_bytes, links)
+    return _survivors_sweep(topology, n_bytes, links) if shape.all_survivors else None
+
+
+def _shared(cost: Cost, groups: int) -> Cost:
+    latency = cost.latency_ms
+    return Cost(latency + cost.payload_ms * groups, latency, cost.algorithm)
+
+
+def _with_cores(shape: _Shape, cost: Cost, n_bytes: float, links: Links) -> Cost:
+    """The cores of a chip part the payload and swap their parts first."""
     if shape.cores == 1:
         return cost
-    # The cores of a chip part the payload and swap their parts first.
     swap = n_bytes * (shape.cores - 1) / shape.cores / links.core_gb_s * 1e-6
     latency = (shape.cores - 1) * links.core_us * 1e-3
     return Cost(
@@ -180,8 +193,8 @@ def lattice_sweep(grid: Lattice, n_bytes: float, links: Links = V3) -> Cost:
     Formulas, for V bytes, alpha a step and bandwidth b each way of a link
     (1811.06992, 2011.03605; each is what the simulated schedule takes):
     ring of n: (n-1) alpha + V (n-1)/n / 2b; line: (n-1) alpha + V (n-1)/n / b;
-    torus N x M in two colours: (N-1 + M-1) alpha + V (1 - 1/NM) / 4b; mesh by row pairs:
-    (2N-1 + M/2-1) alpha + V (1 - 1/NM) / 2b, as a corner has two links.
+    torus N x M in two colours: (N-1 + M-1) alpha + V (1 - 1/NM) / 4b; mesh by pairs of
+    rows: (2N-1 + M/2-1) alpha + V (1 - 1/NM) / 2b, as a corner has two links.
     """
     nx, ny = grid.columns, grid.rows
     slow = min(links.gb_s, links.cross_pod_gb_s) if grid.crossings else links.gb_s
@@ -228,28 +241,33 @@ def _pair_steps(along: int, across: int) -> int:
 
 @lru_cache(maxsize=64)
 def _survivors_sweep(topology: Topology, n_bytes: float, links: Links) -> Cost:
-    """Half of the simulated all-reduce around the failed chips."""
-    schedule = gradient_sum(topology)
-    whole = simulate(schedule, n_bytes, links).total_ms
+    """Half of the fastest simulated all-reduce around the failed chips."""
+    schedule, forecast = fastest(every_gradient_sum(topology), n_bytes, links)
+    whole = forecast.total_ms
     latency = simulate(schedule, 0.0, links).total_ms
     return Cost(whole / 2, latency / 2, f"{schedule.name} around failed chips")
 
 
-def _listed_ring_sweep(
-    chips: tuple[Chip, ...], n_bytes: float, topology: Topology, links: Links
+def _listed_rings_sweep(
+    shapes: Sequence[_Shape], n_bytes: float, topology: Topology, links: Links
 ) -> Cost:
+    """Rings in the listed order, all at once, as many steps as the longest takes."""
     per_chip = topology.cores_per_chip
-    ids = [topology.chip_id(chip) * per_chip for chip in chips]
-    pairs = list(zip(ids, ids[1:] + ids[:1], strict=True))
-    step = _routed(pairs, n_bytes / len(ids), topology, links)
-    n = len(ids) - 1
-    return Cost(step.total_ms * n, step.latency_ms * n, f"ring of {len(ids)} as listed")
+    pairs = []
+    for shape in shapes:
+        ids = [topology.chip_id(chip) * per_chip for chip in shape.chips]
+        pairs += list(zip(ids, ids[1:] + ids[:1], strict=True))
+    longest = max(len(shape.chips) for shape in shapes)
+    shortest = min(len(shape.chips) for shape in shapes)
+    step = _routed(pairs, n_bytes / shortest, topology, links)
+    n = longest - 1
+    return Cost(step.total_ms * n, step.latency_ms * n, f"ring of {longest} as listed")
 
 
 def _routed(
     pairs: Sequence[tuple[int, ...]], n_bytes: float, topology: Topology, links: Links
 ) -> Cost:
-    """All messages at once: the longest path's latency and the fullest link's payload."""
+    """All messages at once: the longest path, and what the fullest link carries."""
     router = Router(topology)
     per_chip = topology.cores_per_chip
     load: Counter[tuple[Chip, Chip]] = Counter()
@@ -265,7 +283,7 @@ def _routed(
                 payload_ms = max(payload_ms, n_bytes / links.core_gb_s * 1e-6)
             continue
         path = router.path(a, b)
-        hops = list(zip(path, path[1:], strict=False))
+        hops = list(pairwise(path))
         load.update(hops)
         crossings = sum(topology.crosses_pods(*hop) for hop in hops)
         latency_us = max(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# 656 Gb/s a link and direction. cloud.google.com/tpu/docs/v3: all-reduce 340 TB/s a pod of
-# 1024 chips = 332 GB/s a chip = 4 links x 83 GB/s, which agrees.
+# cloud.google.com/tpu/docs/v3: all-reduce bandwidth 340 TB/s a pod of 1024 chips, that
+# is 332 GB/s a chip or 83 GB/s for each of 4 links. 82 GB/s (656 Gb/s) is taken for it
+# (assumption; to be fitted).
 LINK_GB_S = 82.0
 # Assumptions; no source gives them, and they are to be fitted to published step times.
 MESSAGE_US = 1.0  # from one step of a ring to the next, one hop included
 HOP_US = 0.1  # each further hop: it passes through a chip without stopping
 CROSS_POD_US = 1.0  # added by the longer optical links between pods (2011.03641)
 CROSS_POD_GB_S = 82.0  # as within a pod
-# The cores of a chip exchange through its memory: half of 900 GB/s, as each byte is
-# written and read (memory bandwidth: cloud.google.com/tpu/docs/v3; the half: assumption).
+# The cores of a chip exchange through its memory: half of its 900 GB/s
+# (cloud.google.com/tpu/docs/v3), as each byte is written and read (assumption).
 CORE_GB_S = 450.0
 CORE_US = 1.0
 

@@ -66,6 +66,15 @@ class Placement:
             for cores in self.cores
         ]
 
+    def devices(self, groups: Groups) -> list[list[int]]:
+        """The device ids of replica groups: a group for each of their partitions."""
+        ids = self.device_ids()
+        return [
+            [ids[replica][partition] for replica in group]
+            for group in groups
+            for partition in range(self.partitions)
+        ]
+
     def everyone(self) -> Groups:
         return (tuple(range(self.n_replicas)),)
 

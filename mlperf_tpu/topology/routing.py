@@ -1,4 +1,4 @@
-"""The path of a message between two chips: straight where it can be, around holes else."""
+"""The path of a message between two chips: straight, or around failed chips."""
 
 from __future__ import annotations
 
