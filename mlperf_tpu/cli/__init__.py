@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train", "Train a benchmark to its target and write the MLPerf log."),
     "list": ("show", "List the benchmarks, and what each lacks here to run."),
     "show": ("show", "Show a resolved spec, each value with where it comes from."),
+    "data": ("data", "Check a data set's files before the clock starts."),
     "topology": ("topology", "Draw a TPU slice and forecast a gradient sum on it."),
 }
 
