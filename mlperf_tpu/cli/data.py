@@ -125,16 +125,16 @@ def _print(result: dict[str, Any], findings: list[Any]) -> None:
     for split in result["splits"]:
         click.echo(
             f"  {split['name']:<11}{split['records']:>10,} records in "
-            f"{split['files']:,} files, {split['bytes'] / 1e9:.3f} GB"
+            f"{split['files']:,} files, {split['bytes'] / 1e6:,.1f} MB"
         )
     if result["images"]:
         kinds = sorted(result["images"].items(), key=lambda kind: -kind[1])
         click.echo("  images     " + ", ".join(f"{n:,} {kind}" for kind, n in kinds))
     shown: dict[tuple[str, str], int] = {}
     for finding in findings:
-        kind = finding.severity, finding.kind
-        shown[kind] = shown.get(kind, 0) + 1
-        if shown[kind] <= SHOWN_PER_KIND:
+        sort = finding.severity, finding.kind
+        shown[sort] = shown.get(sort, 0) + 1
+        if shown[sort] <= SHOWN_PER_KIND:
             click.echo(f"{finding.severity}: {finding}")
     for (severity, kind), count in shown.items():
         if count > SHOWN_PER_KIND:
@@ -147,8 +147,8 @@ def _print(result: dict[str, Any], findings: list[Any]) -> None:
     }[result["level"]]
     n_bytes = sum(split["bytes"] for split in result["splits"])
     click.echo(
-        f"{'ok' if result['ok'] else 'not ok'}: checked {said} of {n_bytes / 1e9:.3f} "
-        f"GB in {result['seconds']:.1f} s"
+        f"{'ok' if result['ok'] else 'not ok'}: checked {said} of {n_bytes / 1e6:,.1f} "
+        f"MB in {result['seconds']:.1f} s"
     )
     if result["manifest"]:
         click.echo(f"manifest: {result['manifest']}")

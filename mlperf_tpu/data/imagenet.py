@@ -101,7 +101,7 @@ class ImageNet:
         def example(position, row):
             # Two draws an example, told apart by the second seed's sign.
             index, payload, *label = row
-            first = tf.cast(seed, tf.int64) + (position // count << 32)
+            first = tf.cast(seed, tf.int64) + position // count * 2**32
             image, label = image_of(payload, label, tf.stack([first, index]))
             flip = tf.random.stateless_uniform([], tf.stack([first, -1 - index])) < 0.5
             image = tf.cond(flip, lambda: tf.reverse(image, [1]), lambda: image)
@@ -148,14 +148,14 @@ class ImageNet:
         return self._mapped(_in_file_order(self._parts()), example).cache()
 
     def _in_epoch_order(self, count: int, seed: int) -> Callable:
-        parts = [tf.constant(c) for c in _columns(self._parts())]
+        parts = _columns(self._parts())
 
         def epoch_records(epoch):
             order = tf.random.experimental.stateless_shuffle(
                 tf.range(len(parts[0])), tf.stack([tf.cast(seed, tf.int64), epoch])
             )
-            ordered = [tf.gather(column, order) for column in parts]
-            files = tf.data.Dataset.from_tensor_slices(tuple(ordered))
+            ordered = tuple(tf.gather(column, order) for column in parts)
+            files = tf.data.Dataset.from_tensor_slices(ordered)
             mixed = files.interleave(
                 _read,
                 cycle_length=FILES_AT_ONCE,
@@ -249,8 +249,8 @@ def parsed(record, form: Form):
     return found[form.image], tf.cast(found[form.label] - form.first_label, tf.int32)
 
 
-def _columns(parts: Sequence[_Part]) -> tuple[tuple, ...]:
-    return tuple(zip(*parts, strict=True))
+def _columns(parts: Sequence[_Part]) -> tuple[tf.Tensor, ...]:
+    return tuple(tf.constant(column) for column in zip(*parts, strict=True))
 
 
 def _in_file_order(parts: Sequence[_Part]) -> tf.data.Dataset:

@@ -63,9 +63,11 @@ def cropped(encoded, crop_of):
 
 
 def decoded(encoded):
-    """uint8 [height, width, 3] of a JPEG (colour, grey or CMYK), a PNG, GIF or BMP."""
-    image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-    return tf.ensure_shape(image, [None, None, 3])
+    """uint8 [height, width, 3] of a JPEG (colour, grey or CMYK) or a PNG.
+
+    Not by decode_image, whose inverse transform gives other pixels than the fused op.
+    """
+    return tf.io.decode_jpeg(encoded, channels=3)
 
 
 def cut(image, crop):
@@ -91,16 +93,13 @@ def resized(image, size: int, method: str):
 
 def kind(data: bytes) -> str:
     """What an encoded image is, by its header alone: "jpeg" for the usual one, else
-    "grey", "cmyk", "png", "gif", "bmp", or "unknown"; "cut" for a JPEG without its end.
+    "grey", "cmyk", "png" or "unknown"; "cut" for a JPEG without its end.
 
     >>> kind(bytes.fromhex("ffd8ffc0000b080008000801011100ffd9"))
     'grey'
     """
     if not data.startswith(b"\xff\xd8\xff"):
-        for magic, name in ((b"\x89PNG", "png"), (b"GIF8", "gif"), (b"BM", "bmp")):
-            if data.startswith(magic):
-                return name
-        return "unknown"
+        return "png" if data.startswith(b"\x89PNG") else "unknown"
     at = 2
     while at + 10 <= len(data):
         marker = data[at + 1]
