@@ -86,7 +86,8 @@ def resized(image, size: int, method: str):
         "bicubic": tf.raw_ops.ResizeBicubic,
         "bilinear": tf.raw_ops.ResizeBilinear,
     }[method]
-    pixels = op(images=image[tf.newaxis], size=[size, size])[0]
+    # The kernels give the same of float32 as of uint8, in half the time.
+    pixels = op(images=tf.cast(image, tf.float32)[tf.newaxis], size=[size, size])[0]
     # Bicubic overshoots at edges.
     return tf.cast(tf.clip_by_value(tf.round(pixels), 0.0, 255.0), tf.uint8)
 
