@@ -30,9 +30,11 @@ def datasets(
         raise BadInput("data.name: imagenet is read from a folder; give --data-dir")
     report = check(spec, data_dir, n_hosts=n_hosts)
     if report.errors:
-        rest = len(report.errors) - 1
+        # A damaged file says more than the count that it makes wrong.
+        errors = sorted(report.errors, key=lambda found: found.file is None)
+        rest = len(errors) - 1
         more = f" (and {rest} more: `mlperf-tpu data check`)" if rest else ""
-        raise BadInput(f"--data-dir: {report.errors[0]}{more}")
+        raise BadInput(f"--data-dir: {errors[0]}{more}")
     data = spec.data
     if data.cache_decoded:
         refuse_small_memory(data.train_examples // n_hosts)

@@ -182,21 +182,25 @@ class _Contents:
     images: Counter[str] = field(default_factory=Counter)
     odd: list[tuple[int, str]] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)
-    damage: Damage | None = None
+    damage: list[Damage] = field(default_factory=list)
 
 
 def _read(framing: Framing, form: Form, classes: int, decode: bool) -> _Contents:
     found = _Contents(framing)
-    try:
-        for first, batch in records(framing, READ_RECORDS):
-            for number, (encoded, label) in _examples(found, first, batch, form):
-                offset = int(framing.offsets[number])
-                if not 0 <= label < classes:
-                    found.labels[label] += 1
-                    found.label_at.setdefault(label, offset)
-                _look_at(found, offset, encoded, decode)
-    except DamagedRecord as error:
-        found.damage = error.damage
+    first = 0
+    while first < framing.n_records:
+        try:
+            for number, batch in records(framing, READ_RECORDS, first):
+                for index, (encoded, label) in _examples(found, number, batch, form):
+                    offset = int(framing.offsets[index])
+                    if not 0 <= label < classes:
+                        found.labels[label] += 1
+                        found.label_at.setdefault(label, offset)
+                    _look_at(found, offset, encoded, decode)
+            break
+        except DamagedRecord as error:
+            found.damage.append(error.damage)
+            first = error.number + 1
     return found
 
 
@@ -238,8 +242,8 @@ def _check_contents(
     for found in contents:
         path = str(found.framing.path)
         report.images += found.images
-        if found.damage is not None:
-            _damaged(report, "damaged", found.damage)
+        for damage in found.damage:
+            _damaged(report, "damaged", damage)
         for offset, what in found.bad:
             report.findings.append(Finding("error", "image", what, path, offset))
         for offset, kind in found.odd:

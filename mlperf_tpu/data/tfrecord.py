@@ -118,46 +118,66 @@ def _bad_headers(headers: list[bytes]) -> int | None:
     return int(wrong[0]) if len(wrong) else None
 
 
-def records(framing: Framing, batch: int) -> Iterator[tuple[int, Any]]:
-    """(number of the first, their data [n]) of `batch` records at a time, each checked
-    against its checksum by TensorFlow's reader, up to damage that the headers show.
+def reader(path: Any, offset: Any) -> Any:
+    """TensorFlow's reader from the record at a byte on; it checks each checksum.
+
+    For a dataset's function: outside of one, TensorFlow cannot make this op's graph.
+    """
+    import tensorflow as tf
+
+    variant = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[path],
+        compression_type="",
+        buffer_size=1 << 20,
+        byte_offsets=[tf.cast(offset, tf.int64)],
+    )
+    return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string))
+
+
+def records(framing: Framing, batch: int, first: int = 0) -> Iterator[tuple[int, Any]]:
+    """(number of the first, their data [n]) of `batch` records at a time from `first`
+    on, each checked against its checksum, up to damage that the headers show.
 
     Raises DamagedRecord at the first that fails.
     """
     import tensorflow as tf
 
-    read = tf.data.TFRecordDataset(str(framing.path), buffer_size=1 << 20)
-    read = read.take(framing.n_records)
-    number = 0
+    number = first
     try:
-        for data in read.batch(batch):
+        for data in _from(framing, number).batch(batch):
             yield number, data
             number += len(data)
+        return
     except tf.errors.DataLossError:
-        raise DamagedRecord(_first_bad_record(framing, number)) from None
+        pass
+    # In the batch that did not come, which?
+    try:
+        for data in _from(framing, number).batch(1):
+            yield number, data
+            number += 1
+    except tf.errors.DataLossError:
+        raise DamagedRecord(framing, number) from None
+
+
+def _from(framing: Framing, first: int) -> Any:
+    import tensorflow as tf
+
+    starts = tf.data.Dataset.from_tensor_slices(framing.offsets[first : first + 1])
+    data = starts.flat_map(lambda offset: reader(str(framing.path), offset))
+    return data.take(framing.n_records - first)
 
 
 class DamagedRecord(Exception):
-    def __init__(self, damage: Damage) -> None:
-        super().__init__(str(damage))
-        self.damage = damage
+    """Record `number` of a file fails its checksum."""
 
-
-def _first_bad_record(framing: Framing, number: int) -> Damage:
-    """The record at or after `number` at which TensorFlow's reader stops."""
-    import tensorflow as tf
-
-    read = tf.data.TFRecordDataset(str(framing.path)).skip(number)
-    try:
-        for _ in read:
-            number += 1
-    except tf.errors.DataLossError:
-        pass
-    return Damage(
-        framing.path,
-        int(framing.offsets[number]),
-        f"corrupt: record {number} fails its checksum",
-    )
+    def __init__(self, framing: Framing, number: int) -> None:
+        self.number = number
+        self.damage = Damage(
+            framing.path,
+            int(framing.offsets[number]),
+            f"corrupt: record {number} fails its checksum",
+        )
+        super().__init__(str(self.damage))
 
 
 def _crc_table() -> np.ndarray:

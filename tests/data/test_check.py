@@ -92,6 +92,21 @@ def test_tf_13463_a_flipped_bit_is_named_with_file_and_record(shards):
     assert findings(shards, "--level", "quick") == (0, [])
 
 
+def test_tf_25700_what_follows_a_damaged_record_is_still_read(shards):
+    """Two damaged records of a file are both named, and none of the others lost."""
+    path = shards / "train-00001-of-00003"
+    offsets = read_framing(path).offsets
+    broken = bytearray(path.read_bytes())
+    for number in (3, 11):
+        broken[int(offsets[number]) + 100] ^= 1
+    path.write_bytes(broken)
+    done = check(shards, "--json")
+    report = json.loads(done.stdout)
+    found = [f["offset"] for f in report["findings"] if f["severity"] == "error"]
+    assert (done.exit_code, found) == (1, [offsets[3], offsets[11]])
+    assert sum(report["images"].values()) == N_TRAIN + N_EVAL - 2
+
+
 def test_tf_13463_a_file_cut_inside_a_record_is_named(shards):
     path = shards / "train-00002-of-00003"
     offset = int(read_framing(path).offsets[-1])

@@ -253,6 +253,24 @@ def test_tf_13463_a_file_cut_during_a_run_between_records_ends_it(tensorflow, tm
         list(itertools.islice(dataset.train_batches(9, 1, 0), 8))
 
 
+@pytest.mark.parametrize("label", [0, 1001])
+def test_tf_models_2383_a_label_off_by_one_ends_a_run_though_it_passed_a_check(
+    mlperf_shards, tmp_path, label
+):
+    """Not trained on as a padded row, nor with a loss of 0."""
+    from mlperf_tpu.data.imagenet import ImageNet
+    from mlperf_tpu.data.tfrecord import read_framing
+
+    dataset, _ = datasets(mlperf_shards)
+    row = example(images(4, 5)[3], label, "image/encoded", "image/class/label")
+    write_records(tmp_path / "shard", [row])
+    wrong = ImageNet(
+        dataset.form, (read_framing(tmp_path / "shard"),), dataset.settings
+    )
+    with pytest.raises(RunFailed, match=r"a label is outside of 0\.\.999"):
+        next(wrong.train_batches(1, 1, 0))
+
+
 def test_decoded_images_are_kept_after_the_first_epoch(tensorflow, tmp_path):
     write_shards(tmp_path)
     dataset, validation = datasets(tmp_path, data__cache_decoded="true")
