@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from mlperf_tpu.benchmarks.resnet50.data import datasets
 from mlperf_tpu.benchmarks.resnet50.model import ResNet50
 
 from mlperf_tpu.data import digits
@@ -112,7 +113,7 @@ class Program:
 
     def datasets(self, data_dir) -> tuple[Dataset, Dataset]:
         """The training and the evaluation set."""
-        return digits.load(self.spec.data.image_size)
+        return datasets(self.spec, data_dir)
 
     def hyperparameters(self) -> dict[str, Any]:
         """What the round's rules want logged, as they name it (mlperf_rules.md 2.4)."""
