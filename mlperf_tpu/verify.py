@@ -171,7 +171,8 @@ def _work(out: str, benchmark: str, place: str, *rest: str) -> None:
     replicas, partitions, *names = rest
     import_tensorflow()
     size = MeshSize(place, int(replicas), int(partitions))
-    np.savez(out, **measure_all(benchmark, size, names))
+    arrays: Any = measure_all(benchmark, size, names)
+    np.savez(out, **arrays)
 
 
 if __name__ == "__main__":
