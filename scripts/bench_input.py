@@ -1,6 +1,6 @@
 """Measures ImageNet's input alone: ours, plain tf.data, and Keras's loader, in turns.
 
-    python scripts/bench_input.py [--rounds 15] [--out results/input.md]
+    python scripts/bench_input.py [--rounds 31] [--out results/input.md]
 
 JPEGs of ImageNet's usual size are made (500 x 375 pixels, 110 kB) and read from the
 page cache. A round measures each pipeline once, one after the other, so that another
@@ -26,7 +26,7 @@ from mlperf_tpu.cli.train import import_tensorflow
 N_IMAGES, N_FILES, CLASSES = 640, 8, 10
 BATCH, SIZE = 64, 224
 # The first batches wait for files to be opened and buffers to be filled.
-FIRST_BATCHES, MEASURED_BATCHES = 5, 8
+FIRST_BATCHES, MEASURED_BATCHES = 3, 5
 METHOD = "bicubic"
 PLAIN, KERAS = "tf.data + decode_and_crop_jpeg", "keras image_dataset_from_directory"
 OTHERS, RAW = (PLAIN, KERAS), "libjpeg-turbo alone"
@@ -178,7 +178,7 @@ def raw_decode(encoded):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--out", type=Path, default=Path("results/input.md"))
     options = parser.parse_args()
     import_tensorflow()
@@ -210,10 +210,14 @@ def main():
     sys.exit(f"slower than {' and '.join(slower)}" if slower else 0)
 
 
-def factor(rows, name):
-    """How many times as fast as another ours is: the median over the rounds."""
+def factors(rows, name):
+    """How many times as fast as another ours is: the rounds' quartiles."""
     pairs = zip(rows["ours"], rows[name], strict=True)
-    return statistics.median(ours[0] / other[0] for ours, other in pairs)
+    return statistics.quantiles(ours[0] / other[0] for ours, other in pairs)
+
+
+def factor(rows, name):
+    return factors(rows, name)[1]
 
 
 def table(rows, mean_bytes, rounds):
@@ -224,16 +228,19 @@ def table(rows, mean_bytes, rounds):
         f"{len(os.sched_getaffinity(0))} cores: {N_IMAGES} JPEGs of 500 x 375 pixels, "
         f"{mean_bytes / 1e3:.0f} kB each, to batches of {BATCH} at {SIZE} x {SIZE} "
         f"({METHOD}), from the page cache. Each round measures all in turns. Rates are "
-        "medians of the rounds, the ratio is the median of each round's, and the CPU "
-        "time is the least, which other loads on the machine disturb the least. Only "
-        "the ratios carry over.",
+        "medians of the rounds, the ratio is the median of each round's, with the "
+        "quartiles, which tell how much other loads disturbed it, and the CPU time is "
+        "the least, which other loads on the machine disturb the least. Only the "
+        "ratios carry over.",
         "",
         "| | images/s | ours is as fast | CPU ms an image |",
         "| --- | --- | --- | --- |",
     ]
     for name, figures in rows.items():
         rates, cpu = zip(*figures, strict=True)
-        ratio = "-" if name == "ours" else f"{factor(rows, name):.2f} x"
+        low, middle, high = factors(rows, name)
+        ratio = f"{middle:.2f} x ({low:.2f} to {high:.2f})"
+        ratio = "-" if name == "ours" else ratio
         rate = statistics.median(rates)
         lines.append(f"| {name} | {rate:.0f} | {ratio} | {min(cpu):.2f} |")
     lines += [
