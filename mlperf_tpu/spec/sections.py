@@ -156,6 +156,7 @@ class UpdateSection(Section):
     gradient_dtype: Literal["float32", "bfloat16"]
     gather_dtype: Literal["float32", "bfloat16"]
     fuse_mib: int = Field(gt=0)
+    gradient_sum: Literal["xla", "ring", "torus2d"] = "xla"
 
 
 class EvaluationSection(Section):
