@@ -62,6 +62,13 @@ def test_the_ring_on_64_cores_is_permutes_around_a_hole(tensorflow):
     assert "stablehlo.reduce_scatter" not in text
 
 
+def test_the_tpu_compiler_takes_the_ring_as_permutes_without_a_scatter(run_python):
+    pytest.importorskip("libtpu")
+    done = run_python(WORKER.with_name("pod_worker.py"), "ring", cwd=ROOT)
+    # Two streams round 4 chips, 3 steps there and back, and the cores at either end.
+    assert done.stdout.splitlines()[-1] == "{'collective-permute': 16}"
+
+
 def test_a_ring_between_replicas_of_several_chips_is_refused(tensorflow):
     with pytest.raises(BadInput, match=r"replica has 4 partitions .* use xla"):
         lowered(Topology.parse("v3:4x4"), 4, "ring")
