@@ -190,7 +190,8 @@ def _work(
 
     import_tensorflow()
     size = MeshSize(place, int(replicas), int(partitions), grid, hole)
-    np.savez(out, **measure_all(benchmark, size, names))
+    arrays: Any = measure_all(benchmark, size, names)
+    np.savez(out, **arrays)
 
 
 if __name__ == "__main__":

@@ -73,26 +73,27 @@ def _start(mesh: Any, settings: Sequence[str]) -> tuple[Any, Any]:
     return program, state
 
 
-def _momentum(mesh: Any) -> Results:
-    """The optimizer's slots, of which the last step's update was made: unlike weights
-    they start from zero, and hold a small gradient as exactly as a large one."""
-    momentum = mesh.fetch()["slots"]["momentum"]
-    sizes = [np.size(w) for w in mesh.fetch()["weights"]]
-    return {
+def _weights_and_momentum(mesh: Any) -> Results:
+    """Weights, and the slots of which the last update was made: unlike weights those
+    start from zero, and hold a small gradient as exactly as a large one."""
+    state = mesh.fetch()
+    pairs = zip(state["weights"], state["slots"]["momentum"], strict=True)
+    out: Results = {}
+    for i, (weight, rows) in enumerate(pairs):
+        out[f"weight {i}"] = np.asarray(weight)
         # Rows of all replicas one after the other are the tensor, padded at its end.
-        f"momentum {i}": np.reshape(rows, -1)[:size]
-        for i, (rows, size) in enumerate(zip(momentum, sizes, strict=True))
-    }
+        out[f"momentum {i}"] = np.reshape(rows, -1)[: np.size(weight)]
+    return out
 
 
 def train_two_steps(mesh: Any, settings: Sequence[str]) -> list[Results]:
-    """Losses and momentum of two steps: the second sees the first's."""
+    """Losses and state of two steps: the second sees the first's momentum."""
     program, state = _start(mesh, settings)
     results = []
     for shift in range(BATCHES):
         mesh.load(state)
         losses = [m["loss"] for m in mesh.train(_batches(program, shift), 2)]
-        results.append({"losses": np.array(losses), **_momentum(mesh)})
+        results.append({"losses": np.array(losses), **_weights_and_momentum(mesh)})
     return results
 
 
@@ -127,7 +128,7 @@ def resume(mesh: Any, settings: Sequence[str]) -> list[Results]:
             mesh.load(state)
             mesh.load(saved.state)
         losses = [m["loss"] for m in mesh.train(batches, 2)]
-        results.append({"losses": np.array(losses), **_momentum(mesh)})
+        results.append({"losses": np.array(losses), **_weights_and_momentum(mesh)})
     return results
 
 

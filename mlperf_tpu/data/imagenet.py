@@ -128,7 +128,7 @@ class ImageNet:
         size, method = self.settings.image_size, self.settings.resize
 
         def example(index, record):
-            encoded, label = self._parsed(record)
+            encoded, label = parsed(record, self.form)
             image = jpeg.cropped(encoded, lambda shape: jpeg.centre_crop(shape, size))
             return self._fields(jpeg.resized(image, size, method), label)
 
@@ -142,7 +142,7 @@ class ImageNet:
         and then kept."""
 
         def example(index, record):
-            encoded, label = self._parsed(record)
+            encoded, label = parsed(record, self.form)
             return index, jpeg.decoded(encoded), label
 
         return self._mapped(_in_file_order(self._parts()), example).cache()
@@ -167,7 +167,7 @@ class ImageNet:
         return epoch_records
 
     def _crop_of_encoded(self, record, _, seed):
-        encoded, label = self._parsed(record)
+        encoded, label = parsed(record, self.form)
         image = jpeg.cropped(encoded, lambda shape: jpeg.training_crop(shape, seed))
         return self._resized(image), label
 
@@ -177,9 +177,6 @@ class ImageNet:
 
     def _resized(self, image):
         return jpeg.resized(image, self.settings.image_size, self.settings.resize)
-
-    def _parsed(self, record):
-        return parsed(record, self.form)
 
     def _fields(self, image, label):
         size = self.settings.image_size

@@ -20,12 +20,12 @@ def main(algorithm: str) -> None:
     from jax._src.lib import xla_client
     from jax._src.lib.mlir import ir
     from jax.experimental import topologies
+    from test_gradient_sum import lowered
 
     from mlperf_tpu.cli.train import import_tensorflow
     from mlperf_tpu.topology import Topology
 
     import_tensorflow()
-    from tests.optim.test_gradient_sum import lowered
 
     grid = Topology.parse("v3:2x2")
     text = lowered(grid, algorithm=algorithm, sharded=False)

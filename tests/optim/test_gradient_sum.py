@@ -64,7 +64,7 @@ def test_the_ring_on_64_cores_is_permutes_around_a_hole(tensorflow):
 
 def test_the_tpu_compiler_takes_the_ring_as_permutes_without_a_scatter(run_python):
     pytest.importorskip("libtpu")
-    done = run_python(WORKER.with_name("pod_worker.py"), "ring", cwd=ROOT)
+    done = run_python(WORKER.with_name("pod_worker.py"), "ring")
     # Two streams round 4 chips, 3 steps there and back, and the cores at either end.
     assert done.stdout.splitlines()[-1] == "{'collective-permute': 16}"
 
