@@ -8,9 +8,13 @@ import re
 import sys
 from collections import Counter
 
-# libtpu asks a metadata server and the environment where it is; here it is nowhere.
+# libtpu asks a metadata server and the environment where it is; here it is nowhere, and
+# who only compiles needs no chip for itself.
 os.environ.update(
-    TPU_SKIP_MDS_QUERY="1", TPU_WORKER_HOSTNAMES="localhost", JAX_PLATFORMS="cpu"
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_WORKER_HOSTNAMES="localhost",
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    JAX_PLATFORMS="cpu",
 )
 
 
