@@ -150,7 +150,7 @@ class BatchNormSection(Section):
 
 
 class UpdateSection(Section):
-    """The gradient sum and the weight update (optim.update)."""
+    """The gradient sum (optim.gradient_sum) and the weight update (optim.update)."""
 
     sharded: bool
     gradient_dtype: Literal["float32", "bfloat16"]
