@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +20,41 @@ import numpy as np
 
 from mlperf_tpu.errors import BadInput, RunFailed, nearest
 from mlperf_tpu.spec import benchmark_module
+from mlperf_tpu.topology import Topology
 
 Results = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, order=True)
 class MeshSize:
-    """A place and its size; `virtual` has one partition a replica."""
+    """A place and its size; `virtual` has one partition a replica.
+
+    `grid` names the topology, less `hole`, whose survivors the replicas are; unless
+    given, the place's own.
+    """
 
     place: str
     replicas: int
     partitions: int = 1
+    grid: str = ""
+    hole: str = ""
 
     def __str__(self) -> str:
         across = f" x {self.partitions}" if self.partitions > 1 else ""
-        return f"{self.place} {self.replicas}{across}"
+        around = f" around {self.hole}" if self.hole else ""
+        return f"{self.place} {self.replicas}{across}{around}"
 
     def make(self) -> Any:
+        topology = None
+        if self.grid:
+            topology = Topology.parse(self.grid).with_holes([self.hole])
         if self.place == "virtual":
             from mlperf_tpu.mesh.virtual import VirtualMesh
 
-            return VirtualMesh(self.replicas)
+            return VirtualMesh(self.replicas, topology)
         from mlperf_tpu.mesh.xla import XlaMesh
 
-        return XlaMesh(self.replicas, self.partitions)
+        return XlaMesh(self.replicas, self.partitions, topology)
 
 
 ONE_DEVICE = MeshSize("virtual", 1)
@@ -145,8 +156,8 @@ def measure_all(
 def _measure_apart(
     benchmark: str, size: MeshSize, names: Sequence[str], scratch: Path
 ) -> Results:
-    out = scratch / f"{str(size).replace(' ', '')}.npz"
-    shape = [size.place, str(size.replicas), str(size.partitions)]
+    shape = [str(value) for value in astuple(size)]
+    out = scratch / f"{'-'.join(shape)}.npz"
     command = [sys.executable, "-m", "mlperf_tpu.verify", str(out), benchmark, *shape]
     done = subprocess.run([*command, *names], capture_output=True, text=True)
     if done.returncode:
@@ -166,12 +177,20 @@ def _inputs(technique: str, results: Results) -> list[Results]:
     return [out[number] for number in sorted(out)]
 
 
-def _work(out: str, benchmark: str, place: str, *rest: str) -> None:
+def _work(
+    out: str,
+    benchmark: str,
+    place: str,
+    replicas: str,
+    partitions: str,
+    grid: str,
+    hole: str,
+    *names: str,
+) -> None:
     from mlperf_tpu.cli.train import import_tensorflow
 
-    replicas, partitions, *names = rest
     import_tensorflow()
-    size = MeshSize(place, int(replicas), int(partitions))
+    size = MeshSize(place, int(replicas), int(partitions), grid, hole)
     arrays: Any = measure_all(benchmark, size, names)
     np.savez(out, **arrays)
 

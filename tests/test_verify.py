@@ -33,6 +33,8 @@ def rows(run_python, tmp_path_factory):
 
 def test_on_the_virtual_mesh_every_technique_passes(rows):
     assert all(rows("none").values()), rows("none")
+    names = ("ring gradient sum", "2-D torus gradient sum")
+    assert rows("grid none") == dict.fromkeys(names, True)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,8 @@ def test_on_the_virtual_mesh_every_technique_passes(rows):
         ("shard", "sharded weight update"),
         ("group sums", "batch norm over replicas"),
         ("buckets", "fused gradient sum"),
+        ("grid messages", "ring gradient sum"),
+        ("grid stages", "2-D torus gradient sum"),
         ("bf16", "bf16 gradient sum"),
         ("fold", "space-to-depth stem"),
         ("padding", "padded evaluation"),

@@ -1,6 +1,6 @@
 """Measures ResNet-50's techniques on one mesh, one of them broken on purpose.
 
-python verify_worker.py reference|none|FAULT|xla none|xla split ONE.npz OUT.json
+python verify_worker.py reference|FAULT|[xla |grid ]none ONE.npz OUT.json
 """
 
 import json
@@ -18,7 +18,7 @@ def break_it(fault):
 
     from mlperf_tpu import checkpoint
     from mlperf_tpu.nn import batch_norm, conv, partitioning
-    from mlperf_tpu.optim import update
+    from mlperf_tpu.optim import gradient_sum, update
     from mlperf_tpu.optim.optimizers import Lars
 
     import_tensorflow()
@@ -33,6 +33,17 @@ def break_it(fault):
         batch_norm.collectives.consecutive = lambda size: ((0,), (1,))
     elif fault == "buckets":
         update.buckets = lambda values, limit: [list(values[:-1]), [0 * values[-1]]]
+    elif fault == "grid messages":
+        # Every message carries the first chunk.
+        gradient_sum.Scheduled._at = lambda self, replicas, values: tf.constant(0)
+    elif fault == "grid stages":
+        made = gradient_sum.Hierarchical.__init__
+
+        def swapped(self, placement):
+            made(self, placement)
+            self.stages[1:] = self.stages[:0:-1]  # columns in place of rows
+
+        gradient_sum.Hierarchical.__init__ = swapped
     elif fault == "bf16":
         # Rounded to 3 bits of mantissa instead of a bfloat16's 8.
         cast = tf.cast
@@ -75,8 +86,9 @@ def main(fault, one, out):
     everything = verify.techniques("resnet50")
     size = verify.MeshSize("virtual", 2)
     names = [t.name for t in everything if size in t.meshes]
-    if fault.startswith("xla"):
-        size = verify.MeshSize("xla", 2, 2)
+    if fault.startswith(("xla", "grid")):
+        xla = fault.startswith("xla")
+        size = verify.MeshSize("xla", 2, 2) if xla else verify.MeshSize("virtual", 4)
         names = [t.name for t in everything if size in t.meshes]
     if fault == "reference":
         results = verify.measure_all("resnet50", verify.ONE_DEVICE, [])
@@ -90,6 +102,8 @@ def main(fault, one, out):
             "shard": ["sharded weight update"],
             "group sums": ["batch norm over replicas"],
             "buckets": ["fused gradient sum"],
+            "grid messages": ["ring gradient sum"],
+            "grid stages": ["2-D torus gradient sum"],
             "bf16": ["bf16 gradient sum"],
             "fold": ["space-to-depth stem"],
             "padding": ["padded evaluation"],

@@ -33,6 +33,11 @@ _SGD = (
     "schedule.base_rate=0.1",
 )
 EXECUTED = (MeshSize("virtual", 2), MeshSize("xla", 2))
+ON_A_GRID = (MeshSize("virtual", 4), MeshSize("xla", 4))
+# 8 of 12 chips: half of the first two rows has failed.
+AROUND_A_HOLE = tuple(
+    MeshSize(place, 8, grid="v5e:4x3", hole="0,0:2x2") for place in ("virtual", "xla")
+)
 # Sums of up to a few thousand float32 terms in another order, through batch norm.
 _REORDERED = 2e-4
 _REORDERED_BY = "float32 sums in another order"
@@ -170,6 +175,42 @@ TECHNIQUES = (
         _REORDERED_BY,
         (*_SGD, "update.fuse_mib=1"),
         _SGD,
+    ),
+    Technique(
+        "ring gradient sum",
+        train_two_steps,
+        ON_A_GRID,
+        _REORDERED,
+        _REORDERED_BY,
+        (*_SGD, "update.gradient_sum=ring"),
+        _SGD,
+    ),
+    Technique(
+        "2-D torus gradient sum",
+        train_two_steps,
+        ON_A_GRID,
+        _REORDERED,
+        _REORDERED_BY,
+        (*_SGD, "update.gradient_sum=torus2d"),
+        _SGD,
+    ),
+    Technique(
+        "ring gradient sum around failed chips",
+        train_two_steps,
+        AROUND_A_HOLE,
+        _REORDERED,
+        _REORDERED_BY,
+        (*_SGD, "update.gradient_sum=ring"),
+        _SGD,
+    ),
+    Technique(
+        "2-D gradient sum around failed chips",
+        train_two_steps,
+        AROUND_A_HOLE,
+        _REORDERED,
+        _REORDERED_BY,
+        (*_SGD, "update.gradient_sum=torus2d", "update.sharded=false"),
+        (*_SGD, "update.sharded=false"),
     ),
     Technique(
         "bf16 gradient sum",

@@ -17,6 +17,8 @@ import contextvars
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from mlperf_tpu.topology import Placement, Topology
+
 if TYPE_CHECKING:  # schedules, their proofs and their times need no TensorFlow
     import tensorflow as tf
 
@@ -27,6 +29,9 @@ class Place(Protocol):
     """What a place must offer to the step that is traced for it."""
 
     n_replicas: int
+
+    @property
+    def placement(self) -> Placement: ...
 
     def replica_id(self) -> tf.Tensor: ...
 
@@ -46,11 +51,16 @@ class Place(Protocol):
         self, values: Sequence[tf.Tensor], pairs: Sequence[tuple[int, int]]
     ) -> list[tf.Tensor]: ...
 
+    def write(
+        self, value: tf.Tensor, first: tf.Tensor, block: tf.Tensor
+    ) -> tf.Tensor: ...
+
 
 class OneReplica:
     """The place without peers."""
 
     n_replicas = 1
+    placement = Topology.virtual(1).replicas()
 
     def replica_id(self) -> tf.Tensor:
         import tensorflow as tf
@@ -77,6 +87,12 @@ class OneReplica:
     ) -> list[tf.Tensor]:
         return [value if (0, 0) in pairs else 0 * value for value in values]
 
+    def write(self, value: tf.Tensor, first: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+        import tensorflow as tf
+
+        rows = first + tf.range(block.shape[0])
+        return tf.tensor_scatter_nd_update(value, rows[:, None], block)
+
 
 _place: contextvars.ContextVar[Place] = contextvars.ContextVar("place")
 _one_replica = OneReplica()
@@ -100,6 +116,11 @@ def running_on(new: Place) -> Iterator[None]:
 def n_replicas() -> int:
     """The number of replicas, known when the step is traced."""
     return place().n_replicas
+
+
+def placement() -> Placement:
+    """Where the replicas stand on the place's grid."""
+    return place().placement
 
 
 def replica_id() -> tf.Tensor:
@@ -150,3 +171,12 @@ def permute(
 ) -> list[tf.Tensor]:
     """Sends each value along (source, target) pairs; zeros where nothing arrives."""
     return place().permute(values, pairs)
+
+
+def write(value: tf.Tensor, first: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+    """`value` with its rows from `first` on replaced by those of `block`.
+
+    No communication, but each place's own op: `first` may depend on the replica id,
+    and TensorFlow's ops that write there become a scatter in XLA, or do not compile.
+    """
+    return place().write(value, first, block)

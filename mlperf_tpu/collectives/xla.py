@@ -15,16 +15,27 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mlperf_tpu.collectives import Groups
+from mlperf_tpu.topology import Placement, Topology
 
 _MLIR_TYPES = {tf.float32: "f32", tf.bfloat16: "bf16", tf.int32: "i32"}
 
 
 @dataclass(frozen=True)
 class XlaPlace:
-    """Replicas and partitions of a module; the replica id is XLA's own op."""
+    """Replicas and partitions of a module; the replica id is XLA's own op.
+
+    `topology` is the grid they stand on, with its failed chips; unless given, that of
+    as many virtual chips as there are replicas.
+    """
 
     n_replicas: int
     n_partitions: int = 1
+    topology: Topology | None = None
+
+    @property
+    def placement(self) -> Placement:
+        grid = self.topology or Topology.virtual(self.n_replicas, self.n_partitions)
+        return grid.replicas(self.n_partitions)
 
     def replica_id(self):
         return gen_xla_ops.xla_replica_id()
@@ -71,6 +82,10 @@ class XlaPlace:
             _call("stablehlo.collective_permute", attributes, v, v.shape)
             for v in values
         ]
+
+    def write(self, value, first, block):
+        start = tf.stack([first, *[0] * (value.shape.rank - 1)])
+        return gen_xla_ops.xla_dynamic_update_slice(value, block, start)
 
 
 def _group_text(groups: Groups) -> str:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from mlperf_tpu import collectives
 from mlperf_tpu.errors import BadInput
 from mlperf_tpu.mesh import Batch, Metrics, Program, State
+from mlperf_tpu.topology import Topology
 
 # Above this an all-reduce splits the sum between its members: below it the second
 # meeting costs more than the additions.
@@ -187,9 +188,12 @@ class _VirtualPlace:
     waited for different peers at once could wait for ever.
     """
 
-    def __init__(self, exchange: _Exchange, replica: tf.Tensor) -> None:
+    def __init__(
+        self, exchange: _Exchange, topology: Topology, replica: tf.Tensor
+    ) -> None:
         self.exchange = exchange
         self.n_replicas = exchange.n_replicas
+        self.placement = topology.replicas()
         self.replica = replica
         self.last: list[tf.Operation] = []
 
@@ -233,14 +237,20 @@ class _VirtualPlace:
             self.exchange.permute, tuple(pairs), values, [v.shape for v in values]
         )
 
+    write = collectives.OneReplica.write
+
 
 class VirtualMesh:
-    """`n_devices` logical CPU devices, a replica each. One mesh size a process."""
+    """`n_devices` logical CPU devices, a replica each. One mesh size a process.
+
+    They stand for the cores of `topology`, without those of failed chips.
+    """
 
     name = "virtual"
 
-    def __init__(self, n_devices: int) -> None:
+    def __init__(self, n_devices: int, topology: Topology | None = None) -> None:
         self.n_replicas = n_devices
+        self.topology = topology or Topology.virtual(n_devices)
         _configure_devices(n_devices)
         self._devices = [f"/cpu:{d}" for d in range(n_devices)]
         self._pool = ThreadPoolExecutor(n_devices, thread_name_prefix="device")
@@ -341,7 +351,8 @@ class VirtualMesh:
         def traced(replica, *arguments):
             if self.n_replicas == 1:
                 return function(*arguments)
-            with collectives.running_on(_VirtualPlace(self._exchange, replica)):
+            here = _VirtualPlace(self._exchange, self.topology, replica)
+            with collectives.running_on(here):
                 return function(*arguments)
 
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from mlperf_tpu import collectives
 from mlperf_tpu.collectives.xla import XlaPlace
 from mlperf_tpu.mesh import Batch, Metrics, Program, State
+from mlperf_tpu.topology import Topology
 
 
 def lower(
@@ -55,9 +56,14 @@ class XlaMesh:
 
     name = "xla"
 
-    def __init__(self, n_replicas: int, n_partitions: int = 1) -> None:
+    def __init__(
+        self,
+        n_replicas: int,
+        n_partitions: int = 1,
+        topology: Topology | None = None,
+    ) -> None:
         self.n_replicas = n_replicas
-        self.place = XlaPlace(n_replicas, n_partitions)
+        self.place = XlaPlace(n_replicas, n_partitions, topology)
         n_devices = n_replicas * n_partitions
         flag = f"--xla_force_host_platform_device_count={n_devices}"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()

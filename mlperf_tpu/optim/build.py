@@ -52,6 +52,7 @@ def build_update(spec: Spec, parameters: tuple[Parameter, ...]) -> WeightUpdate:
         tf.as_dtype(section.gradient_dtype),
         tf.as_dtype(section.gather_dtype),
         section.fuse_mib << 20,
+        section.gradient_sum,
     )
 
 

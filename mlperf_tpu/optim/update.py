@@ -9,6 +9,8 @@ rows' partial sums, one all-reduce for all of them.
 Replicated: gradients are summed by an all-reduce and every replica updates whole
 tensors. Both add a gradient's terms in the same order, so that they agree bit for bit
 where the optimizer is element-wise and the place sums in one order.
+
+Which algorithm sums and gathers is optim.gradient_sum's affair.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from mlperf_tpu import collectives
+from mlperf_tpu.optim.gradient_sum import from_rows, gradient_sum, to_rows
 from mlperf_tpu.optim.optimizers import Optimizer, Parameter
 
 
@@ -31,6 +34,7 @@ class WeightUpdate:
     fuse_bytes: gradients summed together, at most so many bytes a collective.
     gather_dtype: what kernels are gathered in; with bfloat16 each replica keeps the
         float32 master of its own rows (slot "master"), and replicas hold bf16 values.
+    algorithm: how gradients are summed and weights gathered (optim.gradient_sum).
     """
 
     optimizer: Optimizer
@@ -39,6 +43,7 @@ class WeightUpdate:
     gradient_dtype: tf.DType = tf.float32
     gather_dtype: tf.DType = tf.float32
     fuse_bytes: int = 2**62
+    algorithm: str = "xla"
 
     @property
     def keeps_master(self) -> bool:
@@ -70,12 +75,13 @@ class WeightUpdate:
         Weights and gradients have the parameters' shapes; slots as `slot_shape` says.
         """
         update, parameters = self.optimizer.update, self.parameters
+        over_replicas = gradient_sum(self.algorithm)
         if not self.sharded:
-            gradients = self._sum(collectives.all_reduce, gradients)
+            gradients = self._sum(over_replicas.all_reduce, gradients)
             return update(parameters, weights, gradients, slots, rate, _sum_squares)
         n = collectives.n_replicas()
         rows = [to_rows(g, n) for g in gradients]
-        gradients = self._sum(collectives.reduce_scatter, rows)
+        gradients = self._sum(over_replicas.reduce_scatter, rows)
         if self.keeps_master:
             mine = slots["master"]
         else:
@@ -87,7 +93,7 @@ class WeightUpdate:
         )
         if self.keeps_master:
             new_slots["master"] = mine
-        return self._gather(mine), new_slots
+        return self._gather(over_replicas.all_gather, mine), new_slots
 
     def _sum(self, exchange, gradients):
         wire = [tf.cast(g, self.gradient_dtype) for g in gradients]
@@ -96,14 +102,14 @@ class WeightUpdate:
             summed += exchange(bucket)
         return [tf.cast(g, tf.float32) for g in summed]
 
-    def _gather(self, rows):
+    def _gather(self, exchange, rows):
         wire = [
             tf.cast(r, self.gather_dtype) if p.kind == "kernel" else r
             for r, p in zip(rows, self.parameters, strict=True)
         ]
         return [
             from_rows(tf.cast(r, tf.float32), p.shape)
-            for r, p in zip(collectives.all_gather(wire), self.parameters, strict=True)
+            for r, p in zip(exchange(wire), self.parameters, strict=True)
         ]
 
 
@@ -115,22 +121,6 @@ def _sum_squares(values):
 def _sum_squares_of_shards(values):
     """The same over all replicas' shards, from one all-reduce of the partial sums."""
     return collectives.all_reduce([_sum_squares(values)])[0]
-
-
-def to_rows(value: tf.Tensor, n: int) -> tf.Tensor:
-    """Flattens and pads with zeros to [n, ceil(size / n)]."""
-    flat = tf.reshape(value, [-1])
-    padding = -flat.shape[0] % n
-    if padding:
-        flat = tf.pad(flat, [[0, padding]])
-    return tf.reshape(flat, [n, -1])
-
-
-def from_rows(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Undoes `to_rows`."""
-    flat = tf.reshape(rows, [-1])
-    size = math.prod(shape)
-    return tf.reshape(flat if flat.shape[0] == size else flat[:size], shape)
 
 
 def buckets(values: Sequence[tf.Tensor], limit_bytes: int) -> list[list[tf.Tensor]]:

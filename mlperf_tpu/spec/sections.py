@@ -150,12 +150,13 @@ class BatchNormSection(Section):
 
 
 class UpdateSection(Section):
-    """The gradient sum and the weight update (optim.update)."""
+    """The gradient sum (optim.gradient_sum) and the weight update (optim.update)."""
 
     sharded: bool
     gradient_dtype: Literal["float32", "bfloat16"]
     gather_dtype: Literal["float32", "bfloat16"]
     fuse_mib: int = Field(gt=0)
+    gradient_sum: Literal["xla", "ring", "torus2d"] = "xla"
 
 
 class EvaluationSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -109,6 +110,17 @@ class Topology:
                 f"{', '.join(map(str, GRIDS))}; or name a grid, as v3:24x32"
             )
         return _slice(GENERATIONS["v3"], *GRIDS[chips])
+
+    @classmethod
+    def virtual(cls, chips: int, cores_per_chip: int = 1) -> Topology:
+        """What virtual devices stand on: the most square torus, wider than high.
+
+        >>> Topology.virtual(8).name, Topology.virtual(7).name
+        ('4x2', '7x1')
+        """
+        rows = next(r for r in range(math.isqrt(chips), 0, -1) if chips % r == 0)
+        columns = chips // rows
+        return cls(columns, rows, columns > 2, rows > 2, cores_per_chip)
 
     @classmethod
     def parse(cls, name: str) -> Topology:
