@@ -66,6 +66,19 @@ class InMemory:
         return padded_batches(self.arrays, batch, self.padding)
 
 
+@dataclass(frozen=True)
+class Repeated:
+    """One batch without end: a mesh may put it on its devices and keep it there."""
+
+    batch: Batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self.batch
+
+
 def shuffled_batches(
     dataset: Arrays, batch: int, seed: int, first_step: int
 ) -> Iterator[Batch]:
