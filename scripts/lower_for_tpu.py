@@ -60,6 +60,7 @@ def lowers(name: str, resolved: Resolved, n: int) -> bool:
     import tensorflow as tf
 
     from mlperf_tpu.collectives.xla import XlaPlace
+    from mlperf_tpu.mesh.strategy import everyones
     from mlperf_tpu.mesh.xla import lower
 
     spec = resolved.spec
@@ -69,7 +70,11 @@ def lowers(name: str, resolved: Resolved, n: int) -> bool:
         program.fake_batch(spec.training.global_batch // n),
     )
     done = True
-    for what, function in (("train", program.step), ("evaluate", program.evaluate)):
+
+    def evaluate(state, batch):
+        return everyones(program.evaluate(state, batch))
+
+    for what, function in (("train", program.step), ("evaluate", evaluate)):
         began = time.monotonic()
         place = XlaPlace(n, spec.training.partitions)
         try:

@@ -55,7 +55,7 @@ class StrategyMesh:
         self._make_variables(state)
         self._step = self._function(program.step, self._assign)
         self._evaluation = self._function(
-            lambda *arguments: _everyones(program.evaluate(*arguments))
+            lambda *arguments: everyones(program.evaluate(*arguments))
         )
         self._batches = None
         fake = self._iterator(Repeated(batch))
@@ -173,7 +173,9 @@ class StrategyMesh:
         def loop(iterator, n):
             def body(step, arrays):
                 metrics = self._step(iterator)
-                return step + 1, {k: a.write(step, metrics[k]) for k, a in arrays.items()}
+                return step + 1, {
+                    k: a.write(step, metrics[k]) for k, a in arrays.items()
+                }
 
             arrays = {name: tf.TensorArray(tf.float32, n) for name in names}
             _, arrays = tf.while_loop(
@@ -241,7 +243,7 @@ class StrategyMesh:
             raise
 
 
-def _everyones(sums):
+def everyones(sums):
     """The sums over all replicas, by one all-reduce."""
     totals = collectives.all_reduce(list(sums.values()))
     return dict(zip(sums, totals, strict=True))

@@ -47,7 +47,7 @@ def connect(name: str, chips: int, partitions: int) -> StrategyMesh:
 def refuse_other_wheels() -> None:
     """TensorFlow reaches a TPU only as the package tensorflow-tpu, which another
     `tensorflow` beside it would overwrite."""
-    installed = {d.metadata["Name"].lower() for d in metadata.distributions()}
+    installed = {d.name.lower().replace("_", "-") for d in metadata.distributions()}
     remedy = (
         "make the environment by `scripts/environment .venv-tpu requirements-tpu.lock`"
     )
@@ -96,8 +96,8 @@ def _grid(slice_: Any) -> Topology:
     x, y, z, cores = (int(extent) for extent in slice_.mesh_shape)
     if z != 1 or cores != 2:
         raise BadInput(
-            f"--tpu: a slice of {x}x{y}x{z} chips with {cores} cores each is no TPU v3; "
-            "give one with a two-dimensional grid and two cores a chip"
+            f"--tpu: a slice of {x}x{y}x{z} chips with {cores} cores each is no TPU "
+            "v3; give one with a two-dimensional grid and two cores a chip"
         )
     return Topology(columns=x, rows=y, cores_per_chip=cores)
 

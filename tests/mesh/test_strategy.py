@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tests.conftest import ROOT
 
 WORKER = Path(__file__).with_name("strategy_worker.py")
