@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_tpu import checkpoint
-from mlperf_tpu.data.batches import Dataset, Repeated, prefetched
+from mlperf_tpu.data.batches import Dataset, HostFed, Repeated, prefetched
 from mlperf_tpu.errors import BadInput, PlaceLost
 from mlperf_tpu.log.write import RunLog
 from mlperf_tpu.mesh import Mesh
@@ -484,13 +484,18 @@ class _Run:
         batch = self.spec.training.global_batch
         if self.datasets is None:
             return Repeated(self.program.fake_batch(batch))
-        return prefetched(self.datasets[0].train_batches(batch, self.seed, self.step))
+        return self._ahead(self.datasets[0].train_batches(batch, self.seed, self.step))
 
     def _eval_batches(self) -> Iterator[Any]:
         batch = self.spec.training.global_batch
         if self.datasets is None:
             return iter([self.program.fake_batch(batch)])
-        return prefetched(self.datasets[1].eval_batches(batch))
+        return self._ahead(self.datasets[1].eval_batches(batch))
+
+    def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Read ahead here, unless the hosts of a slice do so themselves."""
+        on_hosts = self.record["place"] == "tpu" and isinstance(batches, HostFed)
+        return batches if on_hosts else prefetched(batches)
 
     def _save(self) -> None:
         checkpoint.save(

@@ -123,8 +123,7 @@ def _start(
     out = options["out"] or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     devices = _devices(options)
     if options["tpu"] is not None:
-        if resolved.chips is None:
-            raise BadInput("--tpu needs --chips N, the number of chips of the slice")
+        assert resolved.chips is not None
         devices = 2 * resolved.chips  # a TPU v3 chip has two cores
     request = Request(
         resolved,
@@ -175,10 +174,13 @@ def _resume(
 def _check(options: dict[str, Any]) -> None:
     if options["resume"] is not None and options["out"] is not None:
         raise BadInput("--out with --resume: a resumed run stays in its own folder")
-    if options["tpu"] is not None and options["devices"] is not None:
-        raise BadInput(
-            "--devices with --tpu: the devices are the slice's cores; leave one out"
-        )
+    if options["tpu"] is not None:
+        if options["devices"] is not None:
+            raise BadInput(
+                "--devices with --tpu: the devices are the slice's cores; leave one out"
+            )
+        if not any(options[name] for name in ("chips", "scale_name", "resume")):
+            raise BadInput("--tpu needs --chips N, the number of chips of the slice")
     if _task(options) == "proxy":
         for name in ("data_dir", "fake_data"):
             if options[name]:

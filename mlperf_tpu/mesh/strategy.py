@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.data.batches import Repeated
+from mlperf_tpu.data.batches import HostFed, Repeated
 from mlperf_tpu.errors import BadInput, PlaceLost
 from mlperf_tpu.mesh import Batch, Metrics, Program, State
 
@@ -66,6 +66,7 @@ class StrategyMesh:
             self._loop(fake, 1)
             self._evaluation(fake)
             self._load(state)
+            self._fetch()
 
     def train(self, batches: Iterator[Batch], n_steps: int) -> Iterator[Metrics]:
         """Takes `n_steps` steps, one global batch each; yields each step's metrics,
@@ -86,8 +87,7 @@ class StrategyMesh:
         with self._watched(), contextlib.suppress(tf.errors.OutOfRangeError):
             while True:
                 done.append(self._evaluation(iterator))
-        if self._input_error is not None:
-            raise self._input_error
+        self._raise_input_error()
         with self._watched():
             return {k: sum(float(sums[k]) for sums in done) for k in done[0]}
 
@@ -191,29 +191,39 @@ class StrategyMesh:
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=True, experimental_per_replica_buffer_size=2
         )
-        self._input_error = None
-        if not isinstance(batches, Repeated):
-            batches = iter(batches)
-            first = next(batches)
-            batches = itertools.chain([first], batches)
+        of_host = self._rows_of_host if isinstance(batches, HostFed) else self._of_one
+        return iter(
+            self.strategy.distribute_datasets_from_function(
+                lambda context: of_host(batches, context), options
+            )
+        )
 
-        def of_host(context):
-            n_hosts = context.num_input_pipelines
-            if isinstance(batches, Repeated):
-                parts = self._parts(batches.batch)
-                return tf.data.Dataset.from_tensors(parts[0]).repeat()
-            if n_hosts > 1:
-                raise BadInput(
-                    f"this slice has {n_hosts} hosts, and the data set is read by one: "
-                    "each core would wait for it; use a slice of one host (up to 4 "
-                    "chips), or --fake-data"
-                )
-            signature = tf.nest.map_structure(_spec, self._parts(first)[0])
-            return tf.data.Dataset.from_generator(
-                lambda: self._noting_errors(batches), output_signature=signature
-            ).prefetch(2 * self.n_replicas)
+    def _rows_of_host(self, batches: HostFed, context: Any) -> tf.data.Dataset:
+        """What a host reads itself, a replica's part after the other."""
+        n_hosts = context.num_input_pipelines
+        parts = self.n_replicas // n_hosts
 
-        return iter(self.strategy.distribute_datasets_from_function(of_host, options))
+        def split(rows):
+            return {k: tf.reshape(v, _split(v.shape, parts)) for k, v in rows.items()}
+
+        rows = batches.on_host(context.input_pipeline_id, n_hosts)
+        return rows.map(split).unbatch().prefetch(2 * parts)
+
+    def _of_one(self, batches: Iterable[Batch], context: Any) -> tf.data.Dataset:
+        """What this process reads, for the only host of the slice."""
+        n_hosts = context.num_input_pipelines
+        if n_hosts > 1:
+            raise BadInput(
+                f"the slice has {n_hosts} hosts, but only one could read this data "
+                "set; use a slice of one host (4 chips), or --fake-data"
+            )
+        batches = iter(batches)
+        first = next(batches)
+        signature = tf.nest.map_structure(_spec, self._parts(first)[0])
+        return tf.data.Dataset.from_generator(
+            lambda: self._noting_errors(itertools.chain([first], batches)),
+            output_signature=signature,
+        ).prefetch(2 * self.n_replicas)
 
     def _noting_errors(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The replicas' parts one after the other. TensorFlow would turn an error of
@@ -235,18 +245,26 @@ class StrategyMesh:
         try:
             yield
         except _LOST as error:
-            first_line = str(error.message).splitlines()[0]
+            first_line = str(error.message).partition("\n")[0]
             raise PlaceLost(f"a worker of the TPU went away: {first_line}") from error
         except tf.errors.OutOfRangeError as error:
-            if self._input_error is not None:
-                raise self._input_error from error
+            self._raise_input_error(error)
             raise
+
+    def _raise_input_error(self, cause: Exception | None = None) -> None:
+        error, self._input_error = self._input_error, None
+        if error is not None:
+            raise error from cause
 
 
 def everyones(sums):
     """The sums over all replicas, by one all-reduce."""
     totals = collectives.all_reduce(list(sums.values()))
     return dict(zip(sums, totals, strict=True))
+
+
+def _split(shape: Any, parts: int) -> list[int]:
+    return [parts, shape[0] // parts, *shape[1:]]
 
 
 def _spec(value: np.ndarray) -> tf.TensorSpec:

@@ -24,6 +24,20 @@ def main(place: str, update: str, folder: str) -> None:
     from tests.mesh.mirrored import mirrored_mesh
     from tests.mesh.toy import BATCH, Toy
 
+    class OnHosts:
+        def __init__(self, numbers):
+            self.batches = [Toy.batch(number) for number in numbers]
+
+        def __iter__(self):
+            return iter(self.batches)
+
+        def on_host(self, host, n_hosts):
+            fields = {
+                k: np.stack([b[k] for b in self.batches]) for k in self.batches[0]
+            }
+            rows = {k: np.split(v, n_hosts, 1)[host] for k, v in fields.items()}
+            return tf.data.Dataset.from_tensor_slices(rows)
+
     if place == "virtual":
         from mlperf_tpu.mesh.virtual import VirtualMesh
 
@@ -43,7 +57,9 @@ def main(place: str, update: str, folder: str) -> None:
     object.__setattr__(program.step, "loss_function", counted)
 
     def batches(first):
-        return map(Toy.batch, range(first, STEPS + 2))
+        # The resumed run's batches come as hosts would read them.
+        numbers = range(first, STEPS + 2)
+        return OnHosts(numbers) if first else map(Toy.batch, numbers)
 
     padded = Toy.batch(100)
     padded["label"][BATCH - 3 :] = -1
@@ -68,6 +84,7 @@ def main(place: str, update: str, folder: str) -> None:
     out["traces"] = traces
     go_on("resumed", out.pop("middle"), RESUMED_AT)
     if place == "mirrored":
+        out["data_errors"] = list(data_errors(mesh))
         slots = [v.values for v in tf.nest.flatten(mesh._variables["slots"])]
         out["slot_elements"] = [[int(tf.size(v)) for v in values] for values in slots]
         weights = [v.values for v in tf.nest.flatten(mesh._variables["weights"])]
@@ -75,6 +92,25 @@ def main(place: str, update: str, folder: str) -> None:
             float(tf.reduce_max(tf.abs(a - b))) for a, b in weights
         )
     np.savez(Path(folder) / f"{place}_{update}.npz", **out)
+
+
+def data_errors(mesh):
+    """What the mesh raises when its batches do, in training and in evaluation."""
+    from mlperf_tpu.errors import RunFailed
+    from tests.mesh.toy import Toy
+
+    def damaged(n):
+        yield from map(Toy.batch, range(n))
+        raise RunFailed(f"damaged record after {n}")
+
+    for what in (
+        lambda: list(mesh.train(damaged(2), 5)),
+        lambda: mesh.evaluate(damaged(1)),
+    ):
+        try:
+            what()
+        except RunFailed as error:
+            yield str(error)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ place, computes what the virtual mesh computes."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mlperf_tpu.errors import BadInput
 from tests.conftest import ROOT
 
 WORKER = Path(__file__).with_name("strategy_worker.py")
@@ -37,6 +39,19 @@ def _env():
     import os
 
     return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_an_error_of_the_data_set_reaches_the_run_as_itself(trained):
+    expected = ["damaged record after 2", "damaged record after 1"]
+    assert trained("mirrored")["data_errors"].tolist() == expected
+
+
+def test_batches_of_one_host_are_refused_on_a_slice_of_several(tensorflow):
+    from mlperf_tpu.mesh.strategy import StrategyMesh
+
+    mesh = StrategyMesh(tensorflow.distribute.get_strategy(), place=None)
+    with pytest.raises(BadInput, match="the slice has 4 hosts"):
+        mesh._of_one([], SimpleNamespace(num_input_pipelines=4))
 
 
 @pytest.mark.parametrize("update", ["sharded", "replicated"])
