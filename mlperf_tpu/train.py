@@ -88,7 +88,7 @@ def train(request: Request, progress: Progress) -> dict[str, Any]:
     spec = request.resolved.spec
     mesh = _open_mesh(request.resolved, request.devices, request.tpu)
     program = benchmark_module(spec.benchmark, "program").Program(spec)
-    datasets = _datasets(program, spec, request.data_dir, request.fake_data)
+    datasets = _datasets(program, spec, request.data_dir, request.fake_data, progress)
     path = request.out / request.org / "results" / request.system / spec.rules.benchmark
     _check_room(request.out, program)
     folder = RunFolder.create(path, request.record(_fingerprint(datasets)))
@@ -132,7 +132,7 @@ def resume(
         mesh = _open_mesh(resolved, record["devices"], tpu)
         program = benchmark_module(spec.benchmark, "program").Program(spec)
         data_dir = None if record["data_dir"] is None else Path(record["data_dir"])
-        datasets = _datasets(program, spec, data_dir, record["fake_data"])
+        datasets = _datasets(program, spec, data_dir, record["fake_data"], progress)
         _refuse_changes(record, {"data": _fingerprint(datasets)})
         return _train_all(folder, mesh, program, datasets, progress)
 
@@ -174,10 +174,14 @@ def _refuse_changes(record: dict[str, Any], expected: dict[str, Any]) -> None:
             )
 
 
-def _datasets(program: Any, spec: Spec, data_dir: Path | None, fake: bool) -> Any:
+def _datasets(
+    program: Any, spec: Spec, data_dir: Path | None, fake: bool, progress: Progress
+) -> Any:
     """(training, evaluation) sets, counted against the spec; None for fake data."""
     if fake:
         return None
+    if data_dir is not None:
+        progress.say(f"Checking the files in {data_dir}")
     datasets = program.datasets(data_dir)
     for name, dataset in zip(("train", "eval"), datasets, strict=True):
         wanted = getattr(spec.data, f"{name}_examples")

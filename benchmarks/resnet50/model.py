@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
@@ -14,13 +16,13 @@ STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 
 
 class ConvBatchNorm(keras.layers.Layer):
-    """A convolution and its batch norm, then ReLU where asked."""
+    """A convolution and its batch norm, then the activation where one is given."""
 
-    def __init__(self, conv: Conv, batch_norm: BatchNorm, relu: bool, **kwargs):
+    def __init__(self, conv: Conv, batch_norm: BatchNorm, activation, **kwargs):
         super().__init__(**kwargs)
         self.conv = conv
         self.batch_norm = batch_norm
-        self.relu = relu
+        self.activation = activation
 
     def build(self, shape):
         self.conv.build(shape)
@@ -28,7 +30,7 @@ class ConvBatchNorm(keras.layers.Layer):
 
     def call(self, x, training=False):
         x = self.batch_norm(self.conv(x), training=training)
-        return tf.nn.relu(x) if self.relu else x
+        return self.activation(x) if self.activation else x
 
 
 class Bottleneck(keras.layers.Layer):
@@ -37,13 +39,16 @@ class Bottleneck(keras.layers.Layer):
     The last batch norm's scale starts at zero: each block starts as its shortcut.
     """
 
-    def __init__(self, width: int, strides: int, project: bool, conv_bn, **kwargs):
+    def __init__(
+        self, width: int, strides: int, project: bool, conv_bn, activation, **kwargs
+    ):
         super().__init__(**kwargs)
+        self.activation = activation
         self.reduce = conv_bn("reduce", width, 1)
         self.spatial = conv_bn("spatial", width, 3, strides)
-        self.expand = conv_bn("expand", 4 * width, 1, relu=False, zero_scale=True)
+        self.expand = conv_bn("expand", 4 * width, 1, last=True)
         self.shortcut = (
-            conv_bn("shortcut", 4 * width, 1, strides, relu=False) if project else None
+            conv_bn("shortcut", 4 * width, 1, strides, linear=True) if project else None
         )
 
     def build(self, shape):
@@ -58,7 +63,7 @@ class Bottleneck(keras.layers.Layer):
         shortcut = self.shortcut(x, training=training) if self.shortcut else x
         x = self.reduce(x, training=training)
         x = self.spatial(x, training=training)
-        return tf.nn.relu(self.expand(x, training=training) + shortcut)
+        return self.activation(self.expand(x, training=training) + shortcut)
 
 
 class ResNet50(keras.Model):
@@ -66,6 +71,7 @@ class ResNet50(keras.Model):
 
     `span_examples` is the batch norm's group (nn.batch_norm); `dtype` a Keras dtype
     policy: "float32", or "mixed_bfloat16" for bf16 activations over float32 weights.
+    Other `stages` and `activation` make a network of the same kind for proofs.
     """
 
     def __init__(
@@ -76,39 +82,41 @@ class ResNet50(keras.Model):
         batch_norm_epsilon: float,
         space_to_depth: bool,
         dtype: str,
+        stages: Sequence[tuple[int, int]] = STAGES,
+        activation=tf.nn.relu,
     ):
         super().__init__(name="resnet50", dtype=dtype)
 
-        def conv_bn(
-            name, filters, size, strides=1, relu=True, zero_scale=False, s2d=False
-        ):
-            make = SpaceToDepthConv if s2d else Conv
+        def conv_bn(name, filters, size, strides=1, last=False, linear=False):
+            fold = name == "stem" and space_to_depth
+            make = SpaceToDepthConv if fold else Conv
             return ConvBatchNorm(
                 make(filters, size, strides, dtype=dtype, name="conv"),
                 BatchNorm(
                     span_examples,
                     batch_norm_momentum,
                     batch_norm_epsilon,
-                    zero_scale,
+                    zero_scale=last,
                     dtype=dtype,
                     name="batch_norm",
                 ),
-                relu,
+                None if last or linear else activation,
                 dtype=dtype,
                 name=name,
             )
 
-        self.stem = conv_bn("stem", 64, 7, 2, s2d=space_to_depth)
+        self.stem = conv_bn("stem", 64, 7, 2)
         self.blocks = [
             Bottleneck(
                 width,
                 strides=2 if stage > 0 and block == 0 else 1,
                 project=block == 0,
                 conv_bn=conv_bn,
+                activation=activation,
                 dtype=dtype,
                 name=f"stage{stage + 1}_block{block + 1}",
             )
-            for stage, (blocks, width) in enumerate(STAGES)
+            for stage, (blocks, width) in enumerate(stages)
             for block in range(blocks)
         ]
         self.classifier = keras.layers.Dense(

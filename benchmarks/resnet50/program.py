@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from mlperf_tpu.benchmarks.resnet50.data import datasets
 from mlperf_tpu.benchmarks.resnet50.model import ResNet50
 
 from mlperf_tpu.data import digits
@@ -35,8 +36,9 @@ class Program:
     label -1 marks a padded example, which counts for nothing.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, **network) -> None:
         self.spec = spec
+        self._network = network  # of another shape than ResNet-50's, for proofs
         norm = spec.batch_norm
         assert norm is not None
         self.model = ResNet50(
@@ -46,6 +48,7 @@ class Program:
             norm.epsilon,
             spec.model.space_to_depth,
             "mixed_bfloat16" if spec.training.precision == "bfloat16" else "float32",
+            **network,
         )
         size = spec.data.image_size
         self._shape = (size, size, 3)
@@ -60,7 +63,7 @@ class Program:
     def initial_state(self, seed: int, n_replicas: int):
         """The state of all replicas; the weights depend on the seed alone."""
         keras.utils.set_random_seed(seed % 2**32)
-        fresh = Program(self.spec).model
+        fresh = Program(self.spec, **self._network).model
         return self.step.initial_state(
             [tf.identity(v.value) for v in fresh.trainable_variables],
             [tf.identity(v.value) for v in fresh.non_trainable_variables],
@@ -110,7 +113,7 @@ class Program:
 
     def datasets(self, data_dir) -> tuple[Dataset, Dataset]:
         """The training and the evaluation set."""
-        return digits.load(self.spec.data.image_size)
+        return datasets(self.spec, data_dir)
 
     def hyperparameters(self) -> dict[str, Any]:
         """What the round's rules want logged, as they name it (mlperf_rules.md 2.4)."""

@@ -26,6 +26,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "score": ("score", "Time to train and the olympic mean of each entry."),
     "compare": ("compare", "Compare two sets of runs, for a CI."),
     "report": ("report", "Make one HTML page of runs."),
+    "verify": ("verify", "Prove each technique equal to one device, place by place."),
+    "data": ("data", "Check a data set's files before the clock starts."),
     "topology": ("topology", "Draw a TPU slice and forecast a gradient sum on it."),
 }
 

@@ -242,7 +242,7 @@ def _console(as_json: bool) -> Any:
 
     # Not a terminal: wide enough that no line of a log file is broken.
     stream = sys.stderr if as_json else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else 120)
+    return Console(file=stream, width=None if stream.isatty() else 100)
 
 
 def import_tensorflow() -> None:

@@ -107,11 +107,7 @@ def shuffled_batches(
     are n different ones. A batch may span two epochs; nothing is dropped.
     """
     n = len(next(iter(dataset.values())))
-    if batch > n:
-        raise BadInput(
-            f"training.global_batch: {batch} examples, but the training set has {n}; "
-            "choose a smaller batch"
-        )
+    refuse_large_batch(batch, n)
     epoch, order = -1, np.empty(0, np.int64)
     step = first_step
     while True:
@@ -124,6 +120,14 @@ def shuffled_batches(
             picked[here] = order[wanted[here] % n]
         yield {name: values[picked] for name, values in dataset.items()}
         step += 1
+
+
+def refuse_large_batch(batch: int, n_examples: int) -> None:
+    if batch > n_examples:
+        raise BadInput(
+            f"training.global_batch: {batch} examples, but the training set has "
+            f"{n_examples}; choose a smaller batch"
+        )
 
 
 def padded_batches(

@@ -65,8 +65,13 @@ class StrategyMesh:
             self._loop = self._loop_of(sorted(traced.structured_outputs))
             self._loop(fake, 1)
             self._evaluation(fake)
-            self._load(state)
             self._fetch()
+        self.load(state)
+
+    def load(self, state: State) -> None:
+        """Takes another state of the program that was started."""
+        with self._watched():
+            self._load(state)
 
     def train(self, batches: Iterator[Batch], n_steps: int) -> Iterator[Metrics]:
         """Takes `n_steps` steps, one global batch each; yields each step's metrics,
@@ -191,16 +196,23 @@ class StrategyMesh:
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=True, experimental_per_replica_buffer_size=2
         )
-        of_host = self._rows_of_host if isinstance(batches, HostFed) else self._of_one
         return iter(
             self.strategy.distribute_datasets_from_function(
-                lambda context: of_host(batches, context), options
+                lambda context: self._of_host(batches, context), options
             )
         )
 
-    def _rows_of_host(self, batches: HostFed, context: Any) -> tf.data.Dataset:
-        """What a host reads itself, a replica's part after the other."""
+    def _of_host(self, batches: Iterable[Batch], context: Any) -> tf.data.Dataset:
+        """What a host reads itself, a replica's part after the other. The only host of
+        a slice is this process, which can say what is wrong with a file."""
         n_hosts = context.num_input_pipelines
+        if n_hosts == 1:
+            return self._of_this_process(batches)
+        if not isinstance(batches, HostFed):
+            raise BadInput(
+                f"the slice has {n_hosts} hosts, but only one could read this data "
+                "set; use a slice of one host (4 chips), or --fake-data"
+            )
         parts = self.n_replicas // n_hosts
 
         def split(rows):
@@ -209,14 +221,7 @@ class StrategyMesh:
         rows = batches.on_host(context.input_pipeline_id, n_hosts)
         return rows.map(split).unbatch().prefetch(2 * parts)
 
-    def _of_one(self, batches: Iterable[Batch], context: Any) -> tf.data.Dataset:
-        """What this process reads, for the only host of the slice."""
-        n_hosts = context.num_input_pipelines
-        if n_hosts > 1:
-            raise BadInput(
-                f"the slice has {n_hosts} hosts, but only one could read this data "
-                "set; use a slice of one host (4 chips), or --fake-data"
-            )
+    def _of_this_process(self, batches: Iterable[Batch]) -> tf.data.Dataset:
         batches = iter(batches)
         first = next(batches)
         signature = tf.nest.map_structure(_spec, self._parts(first)[0])

@@ -253,7 +253,8 @@ class VirtualMesh:
         `batch` is a global batch of the right shapes that may hold anything; what the
         first runs compute is dropped. They fall into the initialisation, off the clock.
         """
-        self._load(program, state)
+        self._sharded = program.step.update.sharded
+        self.load(state)
         first, pieces = self._states[0], self._split(batch)
         self._step = self._trace(program.step, first, pieces[0])
         self._evaluation = self._trace(program.evaluate, first, pieces[0])
@@ -298,8 +299,8 @@ class VirtualMesh:
         """What one device holds."""
         return self._states[replica]
 
-    def _load(self, program: Program, state: State) -> None:
-        self._sharded = program.step.update.sharded
+    def load(self, state: State) -> None:
+        """Takes another state of the program that was started."""
         self._states = []
         for replica, device in enumerate(self._devices):
             with tf.device(device):

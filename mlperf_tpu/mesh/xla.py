@@ -80,11 +80,15 @@ class XlaMesh:
     def start(self, program: Program, state: State, batch: Batch) -> None:
         """Lowers and compiles the step and the evaluation; puts the state in place."""
         self._sharded = program.step.update.sharded
+        self._structure = self._mine(state, 0)
+        piece = self._split(batch)[0]
+        self._step = self.compile(program.step, self._structure, piece)
+        self._evaluation = self.compile(program.evaluate, self._structure, piece)
+        self.load(state)
+
+    def load(self, state: State) -> None:
+        """Takes another state of the program that was started."""
         mine = [self._mine(state, r) for r in range(self.n_replicas)]
-        self._structure = mine[0]
-        pieces = self._split(batch)
-        self._step = self.compile(program.step, mine[0], pieces[0])
-        self._evaluation = self.compile(program.evaluate, mine[0], pieces[0])
         self._state = self._step.put(0, mine)
 
     def train(self, batches: Iterator[Batch], n_steps: int) -> Iterator[Metrics]:

@@ -46,12 +46,29 @@ def test_an_error_of_the_data_set_reaches_the_run_as_itself(trained):
     assert trained("mirrored")["data_errors"].tolist() == expected
 
 
-def test_batches_of_one_host_are_refused_on_a_slice_of_several(tensorflow):
+@pytest.fixture
+def slice_of_8(tensorflow):
+    """A mesh of 8 replicas, for what it does before a strategy runs."""
     from mlperf_tpu.mesh.strategy import StrategyMesh
 
-    mesh = StrategyMesh(tensorflow.distribute.get_strategy(), place=None)
+    return StrategyMesh(SimpleNamespace(num_replicas_in_sync=8), place=None)
+
+
+def test_a_data_set_of_one_host_is_refused_on_a_slice_of_several(slice_of_8):
+    context = SimpleNamespace(num_input_pipelines=4, input_pipeline_id=0)
     with pytest.raises(BadInput, match="the slice has 4 hosts"):
-        mesh._of_one([], SimpleNamespace(num_input_pipelines=4))
+        slice_of_8._of_host(iter([]), context)
+
+
+def test_a_host_hands_each_of_its_replicas_its_part(slice_of_8):
+    from mlperf_tpu.data.batches import Repeated
+
+    batch = Repeated({"label": np.arange(32)})
+    context = SimpleNamespace(num_input_pipelines=4, input_pipeline_id=2)
+    parts = slice_of_8._of_host(batch, context).as_numpy_iterator()
+    # Two replicas of four rows a host; then the next batch.
+    for first in (16, 20, 16, 20):
+        np.testing.assert_array_equal(next(parts)["label"], range(first, first + 4))
 
 
 @pytest.mark.parametrize("update", ["sharded", "replicated"])
