@@ -104,7 +104,8 @@ def compare(technique: Technique, results: dict[MeshSize, Results]) -> dict[str,
     return {
         "technique": technique.name,
         "places": [str(mesh) for mesh in technique.meshes],
-        "max_relative_error": error,
+        # None: not comparable (missing, misshapen or not finite); JSON has no infinity.
+        "max_relative_error": error if np.isfinite(error) else None,
         "tolerance": technique.tolerance,
         "origin": technique.origin,
         "ok": bool(error <= technique.tolerance),

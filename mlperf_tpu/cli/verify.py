@@ -34,15 +34,18 @@ def verify_command(benchmark: str, names: tuple[str, ...], as_json: bool) -> Non
 
         table = Table("technique", "places", "error", "tolerance", "from", "ok")
         for row in rows:
+            error = row["max_relative_error"]
             table.add_row(
                 row["technique"],
                 ", ".join(row["places"]),
-                f"{row['max_relative_error']:.1e}",
+                "infinite" if error is None else f"{error:.1e}",
                 f"{row['tolerance']:.1e}",
                 row["origin"],
                 "yes" if row["ok"] else "NO",
             )
         console = Console()
-        console.print(table, width=None if console.is_terminal else 120)
+        if not console.is_terminal:  # wide enough for a log
+            console.width = 120
+        console.print(table)
     if not all(row["ok"] for row in rows):
         raise SystemExit(1)
