@@ -18,6 +18,10 @@ class RunFailed(MlperfTpuError):
     exit_code = 1
 
 
+class PlaceLost(RunFailed):
+    """What the run ran on went away: it may go on from its last checkpoint."""
+
+
 class BadInput(MlperfTpuError):
     """The call, the spec or the input is wrong: exit 2."""
 

@@ -8,7 +8,6 @@ stops at the target; its log ends with run_stop in every ending the process surv
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import shutil
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_tpu import checkpoint
-from mlperf_tpu.data.batches import Dataset, prefetched
-from mlperf_tpu.errors import BadInput
+from mlperf_tpu.data.batches import Dataset, HostFed, Repeated, prefetched
+from mlperf_tpu.errors import BadInput, PlaceLost
 from mlperf_tpu.log.write import RunLog
 from mlperf_tpu.mesh import Mesh
 from mlperf_tpu.mesh.virtual import VirtualMesh
@@ -35,7 +34,7 @@ INIT_LIMIT_S = 20 * 60
 
 @dataclass(frozen=True)
 class Request:
-    """What `mlperf-tpu train` was asked for."""
+    """What `mlperf-tpu train` was asked for; `devices` are cores on a TPU."""
 
     resolved: Resolved
     devices: int
@@ -46,6 +45,17 @@ class Request:
     data_dir: Path | None = None
     fake_data: bool = False
     max_steps: int | None = None
+    tpu: str | None = None  # its name, where there is one
+
+    @property
+    def place(self) -> str:
+        return "virtual" if self.tpu is None else "tpu"
+
+    @property
+    def system(self) -> str:
+        """The system's name in a submission; Google's count cores."""
+        kind = "cpu-virtual" if self.tpu is None else "tpu-v3"
+        return f"{kind}-{self.devices}"
 
     def record(self, data: str) -> dict[str, Any]:
         """As run.json keeps it; `data` is the data sets' fingerprint."""
@@ -54,7 +64,8 @@ class Request:
             base = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
         return {
             "resolved": self.resolved.record(),
-            "place": "virtual",
+            "place": self.place,
+            "tpu": self.tpu,
             "devices": self.devices,
             "seeds": [base + run for run in range(self.runs)],
             "data_dir": None if self.data_dir is None else str(self.data_dir),
@@ -75,17 +86,10 @@ class _Ending(Exception):
 def train(request: Request, progress: Progress) -> dict[str, Any]:
     """Starts a new run; returns its summary (design.md, `train`)."""
     spec = request.resolved.spec
-    spec.check_replicas(request.devices, "virtual devices")
-    mesh = VirtualMesh(request.devices)
+    mesh = _open_mesh(request.resolved, request.devices, request.tpu)
     program = benchmark_module(spec.benchmark, "program").Program(spec)
     datasets = _datasets(program, spec, request.data_dir, request.fake_data, progress)
-    path = (
-        request.out
-        / request.org
-        / "results"
-        / f"cpu-virtual-{request.devices}"
-        / spec.rules.benchmark
-    )
+    path = request.out / request.org / "results" / request.system / spec.rules.benchmark
     _check_room(request.out, program)
     folder = RunFolder.create(path, request.record(_fingerprint(datasets)))
     with contextlib.closing(folder):
@@ -98,11 +102,13 @@ def resume(
     seed: int | None,
     runs: int | None,
     progress: Progress,
+    tpu: str | None = None,
 ) -> dict[str, Any]:
     """Goes on with the unfinished run in `path`.
 
     `expected` holds what the call said again (fields of run.json), as do `seed` and
-    `runs` where given: each must be what the run began with.
+    `runs` where given: each must be what the run began with. `tpu` names another slice
+    of the same size.
     """
     with contextlib.closing(RunFolder.reopen(path)) as folder:
         record = folder.record()
@@ -113,14 +119,35 @@ def resume(
         _refuse_changes(record, expected)
         resolved = from_record(record["resolved"], str(path / "run.json"))
         where = f"{record['devices']} virtual devices"
+        if record["place"] == "tpu":
+            tpu = tpu or record["tpu"]
+            where = f"the {resolved.chips} chips of the TPU {tpu}"
+        elif tpu is not None:
+            raise BadInput(
+                f"--tpu: the run in {path} began on virtual devices; leave --tpu out, "
+                "or start another run"
+            )
         progress.say(f"Resuming {resolved.name} ({resolved.task}) in {path} on {where}")
         spec = resolved.spec
-        mesh = VirtualMesh(record["devices"])
+        mesh = _open_mesh(resolved, record["devices"], tpu)
         program = benchmark_module(spec.benchmark, "program").Program(spec)
         data_dir = None if record["data_dir"] is None else Path(record["data_dir"])
         datasets = _datasets(program, spec, data_dir, record["fake_data"], progress)
         _refuse_changes(record, {"data": _fingerprint(datasets)})
         return _train_all(folder, mesh, program, datasets, progress)
+
+
+def _open_mesh(resolved: Resolved, devices: int, tpu: str | None) -> Mesh:
+    """The place, its size checked against the spec's before anything is built."""
+    spec = resolved.spec
+    if tpu is None:
+        spec.check_replicas(devices, "virtual devices")
+        return VirtualMesh(devices)
+    from mlperf_tpu.mesh.tpu import connect
+
+    assert resolved.chips is not None
+    spec.check_replicas(devices // spec.training.partitions)
+    return connect(tpu, resolved.chips, spec.training.partitions)
 
 
 def _check_room(out: Path, program: Any) -> None:
@@ -277,6 +304,8 @@ class _Run:
             self._train_blocks()
         except _Ending as ending:
             reason, self.resumable = str(ending), ending.resumable
+        except PlaceLost as error:
+            reason, self.resumable = str(error), True
         except KeyboardInterrupt:
             reason, self.resumable = "interrupted twice", True
         except OSError as error:
@@ -458,14 +487,19 @@ class _Run:
     def _batches(self) -> Iterator[Any]:
         batch = self.spec.training.global_batch
         if self.datasets is None:
-            return itertools.repeat(self.program.fake_batch(batch))
-        return prefetched(self.datasets[0].train_batches(batch, self.seed, self.step))
+            return Repeated(self.program.fake_batch(batch))
+        return self._ahead(self.datasets[0].train_batches(batch, self.seed, self.step))
 
     def _eval_batches(self) -> Iterator[Any]:
         batch = self.spec.training.global_batch
         if self.datasets is None:
             return iter([self.program.fake_batch(batch)])
-        return prefetched(self.datasets[1].eval_batches(batch))
+        return self._ahead(self.datasets[1].eval_batches(batch))
+
+    def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Read ahead here, unless the hosts of a slice do so themselves."""
+        on_hosts = self.record["place"] == "tpu" and isinstance(batches, HostFed)
+        return batches if on_hosts else prefetched(batches)
 
     def _save(self) -> None:
         checkpoint.save(

@@ -25,6 +25,11 @@ from mlperf_tpu.spec import Document, Resolved, load, resolve
     help="Virtual devices; the machine's cores if not given.",
 )
 @click.option(
+    "--tpu",
+    metavar="NAME",
+    help="Train on this TPU slice; a TPU VM's own is found by itself.",
+)
+@click.option(
     "--task",
     type=click.Choice(["proxy", "full"]),
     help="The proxy (the default where there is no TPU) or the published task.",
@@ -62,6 +67,7 @@ def train_command(benchmark: str, as_json: bool, **options: Any) -> None:
     Where there is no TPU this trains the spec's proxy: the same network, optimizer and
     code on a small embedded data set with a target of its own.
     """
+    options["tpu"] = _tpu(options)
     _check(options)
     resolved = _resolve(load(benchmark), options)
     console = _console(as_json)
@@ -69,7 +75,7 @@ def train_command(benchmark: str, as_json: bool, **options: Any) -> None:
 
     progress = Progress(console)
     if options["resume"] is None:
-        progress.say(_first_line(resolved, _devices(options)))
+        progress.say(_first_line(resolved, options))
         summary = _start(resolved, options, progress)
     else:
         summary = _resume(resolved, options, progress)
@@ -84,7 +90,7 @@ def train_command(benchmark: str, as_json: bool, **options: Any) -> None:
 def _resolve(document: Document, options: dict[str, Any]) -> Resolved:
     chips, name, task = options["chips"], options["scale_name"], _task(options)
     settings = options["settings"]
-    if task == "proxy" or not options["fake_data"]:
+    if task == "proxy" or not options["fake_data"] or options["tpu"] is not None:
         return resolve(document, chips, name, task, settings)
     # For debugging: each device gets what a core of the pod would, of the published run
     # with the fewest examples a core unless one is asked for; an epoch stays as many
@@ -115,9 +121,13 @@ def _start(
     from mlperf_tpu.train import Request, train
 
     out = options["out"] or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+    devices = _devices(options)
+    if options["tpu"] is not None:
+        assert resolved.chips is not None
+        devices = 2 * resolved.chips  # a TPU v3 chip has two cores
     request = Request(
         resolved,
-        _devices(options),
+        devices,
         out,
         options["org"],
         options["runs"] or 1,
@@ -125,6 +135,7 @@ def _start(
         options["data_dir"],
         options["fake_data"],
         options["max_steps"],
+        options["tpu"],
     )
     return train(request, progress)
 
@@ -150,12 +161,26 @@ def _resume(
     import_tensorflow()
     from mlperf_tpu.train import resume
 
-    return resume(options["resume"], said, options["seed"], options["runs"], progress)
+    return resume(
+        options["resume"],
+        said,
+        options["seed"],
+        options["runs"],
+        progress,
+        options["tpu"],
+    )
 
 
 def _check(options: dict[str, Any]) -> None:
     if options["resume"] is not None and options["out"] is not None:
         raise BadInput("--out with --resume: a resumed run stays in its own folder")
+    if options["tpu"] is not None:
+        if options["devices"] is not None:
+            raise BadInput(
+                "--devices with --tpu: the devices are the slice's cores; leave one out"
+            )
+        if not any(options[name] for name in ("chips", "scale_name", "resume")):
+            raise BadInput("--tpu needs --chips N, the number of chips of the slice")
     if _task(options) == "proxy":
         for name in ("data_dir", "fake_data"):
             if options[name]:
@@ -179,21 +204,34 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _task(options: dict[str, Any]) -> Literal["proxy", "full"]:
-    return "full" if options["task"] == "full" else "proxy"
+    return options["task"] or ("proxy" if options["tpu"] is None else "full")
+
+
+def _tpu(options: dict[str, Any]) -> str | None:
+    """The TPU's name; "local" on a TPU VM, unless virtual devices are asked for. What a
+    resumed run began on, its folder says."""
+    name: str | None = options["tpu"]
+    if name or options["devices"] or options["resume"]:
+        return name
+    # A v2 or v3 VM shows a device for each of its chips.
+    return "local" if any(Path("/dev").glob("accel[0-9]*")) else None
 
 
 def _devices(options: dict[str, Any]) -> int:
     return int(options["devices"] or len(os.sched_getaffinity(0)))
 
 
-def _first_line(resolved: Resolved, devices: int) -> str:
-    spec = resolved.spec
+def _first_line(resolved: Resolved, options: dict[str, Any]) -> str:
+    spec, devices, tpu = resolved.spec, _devices(options), options["tpu"]
     where = f"{devices} virtual device{'s' if devices > 1 else ''}"
+    if tpu is not None:
+        where = f"the TPU {tpu}"
     target = f"{spec.rules.target.metric} {spec.rules.target.value:g}"
     asked = f" for {resolved.scale} ({resolved.chips} chips)" if resolved.scale else ""
     if resolved.task == "proxy":
+        why = "No TPU here: training" if tpu is None else "Training"
         return (
-            f"No TPU here: training the proxy of {resolved.name}{asked} "
+            f"{why} the proxy of {resolved.name}{asked} "
             f"({spec.data.name}, target {target}) on {where}"
         )
     return f"Training {resolved.name}{asked} (target {target}) on {where}"

@@ -11,11 +11,14 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from mlperf_tpu.errors import BadInput
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # Field -> array of [examples, ...].
 Arrays = Mapping[str, np.ndarray]
@@ -64,6 +67,35 @@ class InMemory:
 
     def eval_batches(self, batch: int) -> Iterator[Batch]:
         return padded_batches(self.arrays, batch, self.padding)
+
+
+@runtime_checkable
+class HostFed(Protocol):
+    """Global batches that each host of a slice can read its own rows of."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def on_host(self, host: int, n_hosts: int) -> tf.data.Dataset:
+        """The host's rows of each batch, in TensorFlow's own ops: they run there."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One batch without end."""
+
+    batch: Batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self.batch
+
+    def on_host(self, host: int, n_hosts: int) -> tf.data.Dataset:
+        import tensorflow as tf
+
+        rows = {k: np.split(v, n_hosts)[host] for k, v in self.batch.items()}
+        return tf.data.Dataset.from_tensors(rows).repeat()
 
 
 def shuffled_batches(

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +85,12 @@ class ImageNet:
 
     def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
         refuse_large_batch(batch, self.n_examples)
+        return _Batches(self, lambda host: host._train_rows(batch, seed, first_step), 0)
+
+    def eval_batches(self, batch: int) -> Iterator[Batch]:
+        return _Batches(self, lambda host: host._eval_rows(batch), lowest_label=-1)
+
+    def _train_rows(self, batch: int, seed: int, first_step: int) -> tf.data.Dataset:
         rows = self.host.rows(batch)
         count = self._share()[1] - self._share()[0]
         position = first_step * rows
@@ -106,10 +112,9 @@ class ImageNet:
             image = tf.cond(flip, lambda: tf.reverse(image, [1]), lambda: image)
             return self._fields(image, label)
 
-        batches = self._mapped(examples, example).batch(rows, drop_remainder=True)
-        return self._numpy(batches, lowest_label=0)
+        return self._mapped(examples, example).batch(rows, drop_remainder=True)
 
-    def eval_batches(self, batch: int) -> Iterator[Batch]:
+    def _eval_rows(self, batch: int) -> tf.data.Dataset:
         """Each host the same number of batches, so that no host waits in vain for
         another (google_submissions.md 3.2)."""
         rows = self.host.rows(batch)
@@ -120,8 +125,8 @@ class ImageNet:
         padding = tf.data.Dataset.from_tensors(
             self._fields(tf.zeros([size, size, 3], tf.uint8), tf.constant(-1))
         ).repeat(missing)
-        batches = self._eval_examples.concatenate(padding).batch(rows)
-        return self._numpy(batches, lowest_label=-1)
+        examples = self._eval_examples.concatenate(padding)
+        return examples.batch(rows, drop_remainder=True)
 
     @functools.cached_property
     def _eval_examples(self) -> tf.data.Dataset:
@@ -234,6 +239,29 @@ class ImageNet:
                 f"{error.message.splitlines()[0]}; `mlperf-tpu data check --level "
                 "decode` says where"
             ) from error
+
+
+class _Batches:
+    """A host's rows of each global batch; another host can be asked for its own
+    (data.batches.HostFed)."""
+
+    def __init__(
+        self,
+        split: ImageNet,
+        rows: Callable[[ImageNet], tf.data.Dataset],
+        lowest_label: int,
+    ) -> None:
+        self._split, self._rows = split, rows
+        self._arrays = split._numpy(rows(split), lowest_label)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._arrays)
+
+    def on_host(self, host: int, n_hosts: int) -> tf.data.Dataset:
+        return self._rows(replace(self._split, host=Host(host, n_hosts)))
 
 
 def parsed(record, form: Form):

@@ -23,11 +23,15 @@ from mlperf_tpu.topology import Topology
 
 
 def lower(
-    function: Callable[..., Any], place: XlaPlace, *arguments: Any
+    function: Callable[..., Any],
+    place: XlaPlace,
+    *arguments: Any,
+    platform: str | None = None,
 ) -> tuple[str, Any]:
     """(StableHLO text, structure of the results) of one replica's function.
 
     `arguments` nest tensors or specs of them; none may be captured by `function`.
+    `platform` is whose kernels are asked: the host's, unless one is named ("TPU").
     """
     specs = tf.nest.map_structure(_spec, arguments)
     structure: list[Any] = []
@@ -40,7 +44,7 @@ def lower(
 
     compiled = tf.function(traced, jit_compile=True, autograph=False)
     text = compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(
-        stage="stablehlo"
+        stage="stablehlo", platform_name=platform
     )
     return text, structure[0]
 

@@ -133,6 +133,17 @@ def test_tf_36846_tfds_1302_hosts_share_no_example_though_files_are_fewer(
     assert len(n_batches) == 1
 
 
+def test_a_host_of_a_slice_reads_what_it_would_read_alone(mlperf_shards):
+    whole, _ = datasets(mlperf_shards)
+    for host in range(2):
+        alone, _ = datasets(mlperf_shards, host, 2)
+        there = whole.train_batches(4, 1, 3).on_host(host, 2).as_numpy_iterator()
+        same(
+            itertools.islice(there, 3),
+            itertools.islice(alone.train_batches(4, 1, 3), 3),
+        )
+
+
 @pytest.mark.parametrize("batch", [1, 3, 4, 10, 16])
 def test_dawnbench_48_tf_models_8206_padding_counts_each_example_once(folder, batch):
     _, validation = datasets(folder)
