@@ -41,7 +41,8 @@ def connect(name: str, chips: int, partitions: int) -> StrategyMesh:
         experimental_device_assignment=assignment,
         experimental_spmd_xla_partitioning=partitions > 1,
     )
-    return StrategyMesh(strategy, TpuPlace(assignment.num_replicas, partitions))
+    place = TpuPlace(assignment.num_replicas, partitions, _grid(slice_))
+    return StrategyMesh(strategy, place)
 
 
 def refuse_other_wheels() -> None:
