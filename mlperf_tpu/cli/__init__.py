@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "score": ("score", "Time to train and the olympic mean of each entry."),
     "compare": ("compare", "Compare two sets of runs, for a CI."),
     "report": ("report", "Make one HTML page of runs."),
+    "plan": ("plan", "Compile for a TPU pod that is not there; forecast the run."),
     "topology": ("topology", "Draw a TPU slice and forecast a gradient sum on it."),
 }
 

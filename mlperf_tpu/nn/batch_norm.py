@@ -135,6 +135,9 @@ def _batch_norm_across(x, gamma, beta, groups, epsilon):
         [both] = collectives.all_reduce([tf.concat([first, second], 0)], groups)
         return both[:channels], both[channels:]
 
+    # TensorFlow names a gradient's ops after their layer, but not a custom gradient's.
+    layer = tf.get_current_name_scope() or "batch_norm"
+
     @tf.custom_gradient
     def forward(x, gamma, beta):
         wide = tf.cast(x, tf.float32)
@@ -146,6 +149,10 @@ def _batch_norm_across(x, gamma, beta, groups, epsilon):
         y = normalize(x, gamma, beta, mean, variance, epsilon)
 
         def backward(dy, *_):
+            with tf.name_scope(f"gradient_tape/{layer}/"):
+                return gradients(dy)
+
+        def gradients(dy):
             # The group's sums give dx; the sum of gamma's and beta's gradients over
             # replicas is the gradient sum's affair, so theirs stay local.
             inverse = tf.math.rsqrt(variance + epsilon)
