@@ -95,7 +95,7 @@ def _conv_of_stride_2(x, padded, kernel):
         def backward(dy):
             n, rows, columns, channels = dy.shape
             spread = tf.reshape(dy, [n, rows, 1, columns, 1, channels])
-            spread = tf.pad(spread, [[0, 0], [0, 0], [0, 1]] + [[0, 0], [0, 1], [0, 0]])
+            spread = tf.pad(spread, [[0, 0], [0, 0], [0, 1], [0, 0], [0, 1], [0, 0]])
             spread = tf.reshape(spread, [n, 2 * rows, 2 * columns, channels])
             turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
             dx = tf.nn.conv2d(spread[:, :height, :width], turned, 1, "SAME")

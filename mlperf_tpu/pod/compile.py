@@ -28,6 +28,10 @@ from mlperf_tpu.pod.hlo import Collective, Module, Op, read
 # The two are built for each other; pyproject.toml's extra [pod] pins the same.
 PINNED = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.52"}
 INSTALL = "pip install 'mlperf-tpu[pod]'"
+MEMORY_REMEDY = (
+    "take a smaller batch a core (--set training.global_batch=…), shard the update "
+    "(--set update.sharded=true) or split replicas (--set training.partitions=…)"
+)
 
 
 @dataclass(frozen=True)
@@ -198,29 +202,21 @@ def _error(code: int, log: Path, request: Request) -> BadInput | RunFailed:
 
 
 def _memory_report(text: str) -> str:
-    """What libtpu says of memory: used, the limit, by how much, the largest buffers."""
-    used = re.search(
-        r"Used ([\d.]+\w) of ([\d.]+\w) hbm\. Exceeded hbm capacity by ([\d.]+\w)", text
+    """From libtpu's message and the arguments' sizes that the worker wrote before."""
+    numbers = re.search(r"\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", text)
+    sizes = re.search(r"^arguments: (\{.*\})$", text, re.MULTILINE)
+    if numbers is None or sizes is None:
+        return f"the step does not fit into the memory of a core; {MEMORY_REMEDY}"
+    needed, there = float(numbers[1]), float(numbers[2])
+    kinds = {k: n / 2**30 for k, n in json.loads(sizes[1]).items()}
+    kinds["activations"] = needed
+    largest = sorted(kinds.items(), key=lambda kind: -kind[1])[:3]
+    return (
+        f"the step's activations need {needed:.2f} GiB of the {there:.2f} GiB that a "
+        f"core has for them, {needed - there:.2f} GiB too much; the largest: "
+        + ", ".join(f"{kind} {n:.2f} GiB" for kind, n in largest)
+        + f"; {MEMORY_REMEDY}"
     )
-    if used is None:
-        return "the step does not fit into the memory of a core"
-    largest = re.findall(
-        r"Size: ([\d.]+\w)\s+(?:Operator: op_name=\"([^\"]*)\"[^\n]*\s+)?Shape: (\S+)",
-        text,
-    )
-    lines = [
-        f"  {size}: {shape}" + (f" of {name}" if name else "")
-        for size, name, shape in largest[:5]
-    ]
-    head = (
-        f"the step needs {used[1]}iB of the {used[2]}iB that a core has for it, "
-        f"{used[3]}iB too much; the largest buffers:"
-    )
-    remedy = (
-        "take a smaller batch a core (--set training.global_batch=…), shard the update "
-        "(--set update.sharded=true) or split replicas (--set training.partitions=…)"
-    )
-    return "\n".join([head, *lines, remedy])
 
 
 def _make(folder: Path) -> None:

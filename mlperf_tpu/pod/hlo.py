@@ -261,7 +261,7 @@ def _ids(kind: str, rest: str) -> str:
 
 
 def _groups(rest: str) -> Groups:
-    pairs = re.search(r"source_target_pairs=\{(.*?)\}(?:,|$| )", rest)
+    pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest)
     if pairs:
         return tuple(
             (int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[0])

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlperf_tpu.errors import BadInput
-from mlperf_tpu.pod.compile import Answer, DoesNotFit, Request, answer
+from mlperf_tpu.pod.compile import (
+    MEMORY_REMEDY,
+    Answer,
+    DoesNotFit,
+    Request,
+    answer,
+)
 from mlperf_tpu.pod.forecast import (
     CORES_PER_HOST,
     GIB,
@@ -204,8 +210,6 @@ def _too_much(hbm: dict[str, int]) -> str:
     largest = ", ".join(f"{kind} {n / GIB:.2f} GiB" for n, kind in kinds[:3])
     return (
         f"the step needs {hbm['total'] / GIB:.2f} GiB of the {hbm['limit'] / GIB:.0f} "
-        f"GiB a core has, {over / GIB:.2f} GiB too much; the largest: {largest}; take "
-        "a smaller batch a core (--set training.global_batch=…), shard the update "
-        "(--set update.sharded=true) or split each replica "
-        "(--set training.partitions=…)"
+        f"GiB a core has, {over / GIB:.2f} GiB too much; the largest: {largest}; "
+        f"{MEMORY_REMEDY}"
     )

@@ -41,6 +41,7 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     os.environ.update(OFFLINE)
     text, n_batch, sizes = _lowered(request)
+    print(f"arguments: {json.dumps(sizes)}", file=sys.stderr)  # for the log
     print(_compiled(text, n_batch, sizes, request, Path(sys.argv[2])).name)
 
 
