@@ -127,14 +127,15 @@ def module_text(found: Answer, folder: Path | None = None) -> str:
 def code_version(program: str) -> str:
     """A hash of the code that a lowered module and its reading depend on."""
     package = Path(__file__).parents[1]
-    folders = [package / name for name in ("collectives", "mesh", "nn", "optim", "pod")]
+    folders = [package / name for name in ("collectives", "mesh", "nn", "optim")]
     home = importlib.util.find_spec(program.partition(":")[0])
     assert home is not None and home.origin is not None
     folders.append(Path(home.origin).parent)
+    files = [package / "pod" / name for name in ("compile.py", "hlo.py", "worker.py")]
+    files += [file for folder in folders for file in sorted(folder.glob("*.py"))]
     digest = hashlib.sha256()
-    for folder in folders:
-        for file in sorted(folder.glob("*.py")):
-            digest.update(f"{folder.name}/{file.name}\0".encode() + file.read_bytes())
+    for file in files:
+        digest.update(f"{file.parent.name}/{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
 

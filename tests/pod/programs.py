@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
 
 from mlperf_tpu.nn import partitioning
@@ -84,3 +86,10 @@ class Stack(Toy):
 
     def layer(self, h, weight, k):
         return tf.nn.relu(tf.nn.conv2d(h, weight, self.strides[k], "SAME"))
+
+
+class Aborts(Toy):
+    """Ends its process as libtpu does where it cannot go on."""
+
+    def batch_spec(self, n: int):
+        os.abort()

@@ -107,12 +107,21 @@ def test_what_does_not_fit_says_by_how_much(cache) -> None:
         answer(request_of("TooLarge"), cache)
 
 
-def test_an_abort_of_the_compiler_is_one_line_and_a_log(cache) -> None:
-    # libtpu 0.0.52: a sum over several groups of replicas that have partitions.
+def test_partitions_exchange_halos(cache, toy) -> None:
+    module = answer(request_of("Toy", 4, 2), cache).module
+    halos = [c for c in module.collectives if collective_part(c, 4) == "halo"]
+    assert {"collective-permute"} <= {c.kind for c in halos}
+    # Two cores share what one does in the other; what they exchange is no cycles.
+    assert module.cycles < toy.module.cycles
+
+
+def test_an_abort_of_the_child_is_one_line_and_a_log(tmp_path) -> None:
     with pytest.raises(RunFailed, match=r"aborted \(signal 6\).*its log: ") as failed:
-        answer(request_of("Toy", 4, 2), cache)
-    log = str(failed.value).rpartition("its log: ")[2]
-    assert "hlo_replication_analysis" in Path(log).read_text()
+        answer(request_of("Aborts"), tmp_path)
+    message = str(failed.value)
+    assert "\n" not in message
+    assert Path(message.rpartition("its log: ")[2]).is_file()
+    assert not list((tmp_path / "modules").iterdir())
 
 
 def test_ctrl_c_leaves_no_entry(tmp_path) -> None:
