@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from mlperf_tpu import collectives
+from mlperf_tpu.nn.gradients import gradient_scope
 
 
 class BatchNorm(keras.layers.Layer):
@@ -135,8 +136,7 @@ def _batch_norm_across(x, gamma, beta, groups, epsilon):
         [both] = collectives.all_reduce([tf.concat([first, second], 0)], groups)
         return both[:channels], both[channels:]
 
-    # TensorFlow names a gradient's ops after their layer, but not a custom gradient's.
-    layer = tf.get_current_name_scope() or "batch_norm"
+    scope = gradient_scope()
 
     @tf.custom_gradient
     def forward(x, gamma, beta):
@@ -149,7 +149,7 @@ def _batch_norm_across(x, gamma, beta, groups, epsilon):
         y = normalize(x, gamma, beta, mean, variance, epsilon)
 
         def backward(dy, *_):
-            with tf.name_scope(f"gradient_tape/{layer}/"):
+            with scope():
                 return gradients(dy)
 
         def gradients(dy):

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from mlperf_tpu import collectives
+from mlperf_tpu.nn.gradients import gradient_scope
 
 
 class Conv(keras.layers.Layer):
@@ -76,7 +77,8 @@ def padded_conv(x, kernel, strides, pad):
     a CPU (45 x slower at 64 channels of 16x16); XLA folds the pad into the convolution.
     """
     padded = tf.pad(x, [[0, 0], pad, pad, [0, 0]])
-    if strides == 2 and getattr(collectives.place(), "n_partitions", None) == 1:
+    by_xla = getattr(collectives.place(), "n_partitions", None) == 1
+    if strides == 2 and kernel.shape[0] % 2 and by_xla:
         return _conv_of_stride_2(x, padded, kernel)
     return tf.nn.conv2d(padded, kernel, strides, "VALID")
 
@@ -89,10 +91,15 @@ def _conv_of_stride_2(x, padded, kernel):
     partitioner must see the strided convolution.)
     """
     _, height, width, _ = x.shape
+    scope = gradient_scope()
 
     @tf.custom_gradient
     def forward(x, padded, kernel):
         def backward(dy):
+            with scope():
+                return gradients(dy)
+
+        def gradients(dy):
             n, rows, columns, channels = dy.shape
             spread = tf.reshape(dy, [n, rows, 1, columns, 1, channels])
             spread = tf.pad(spread, [[0, 0], [0, 0], [0, 1], [0, 0], [0, 1], [0, 0]])
