@@ -79,9 +79,16 @@ class Program:
 
     def batch_spec(self, n: int) -> dict[str, tf.TensorSpec]:
         """A batch of `n` examples as tensor specs; images as the host sends them to a
-        TPU: bf16, 0..255 (google_submissions.md 3.9)."""
+        TPU: bf16, 0..255, folded where the stem is space-to-depth
+        (google_submissions.md 3.9, 3.10)."""
+        size, _, channels = self._shape
+        shape = (
+            (size // 2, size // 2, 4 * channels)
+            if self.spec.model.space_to_depth
+            else self._shape
+        )
         return {
-            "image": tf.TensorSpec([n, *self._shape], tf.bfloat16),
+            "image": tf.TensorSpec([n, *shape], tf.bfloat16),
             "label": tf.TensorSpec([n], tf.int32),
         }
 
@@ -162,6 +169,8 @@ class Program:
     def _normalized(self, images):
         mean, stddev = _NORMALIZATION[self.spec.data.name]
         dtype = self.model.compute_dtype
+        if images.shape[-1] != self._shape[-1]:  # folded: all channels, pixel by pixel
+            mean, stddev = mean * 4, stddev * 4
         return (tf.cast(images, dtype) - tf.constant(mean, dtype)) / tf.constant(
             stddev, dtype
         )

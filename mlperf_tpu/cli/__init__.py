@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("report", "Make one HTML page of runs."),
     "verify": ("verify", "Prove each technique equal to one device, place by place."),
     "data": ("data", "Check a data set's files before the clock starts."),
+    "plan": ("plan", "Compile for a TPU pod that is not there; forecast the run."),
     "topology": ("topology", "Draw a TPU slice and forecast a gradient sum on it."),
 }
 

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from mlperf_tpu import collectives
+from mlperf_tpu.nn.gradients import gradient_scope
 
 
 class BatchNorm(keras.layers.Layer):
@@ -135,6 +136,8 @@ def _batch_norm_across(x, gamma, beta, groups, epsilon):
         [both] = collectives.all_reduce([tf.concat([first, second], 0)], groups)
         return both[:channels], both[channels:]
 
+    scope = gradient_scope()
+
     @tf.custom_gradient
     def forward(x, gamma, beta):
         wide = tf.cast(x, tf.float32)
@@ -146,6 +149,10 @@ def _batch_norm_across(x, gamma, beta, groups, epsilon):
         y = normalize(x, gamma, beta, mean, variance, epsilon)
 
         def backward(dy, *_):
+            with scope():
+                return gradients(dy)
+
+        def gradients(dy):
             # The group's sums give dx; the sum of gamma's and beta's gradients over
             # replicas is the gradient sum's affair, so theirs stay local.
             inverse = tf.math.rsqrt(variance + epsilon)

@@ -28,6 +28,9 @@ Metrics = dict[str, tf.Tensor]
 # the sums are float32 scalars, "loss" and "count" among them.
 LossFunction = Callable[[list, list, Batch], tuple[Metrics, list]]
 
+# What a compiled step's ops of the gradient sum and the update are found by.
+UPDATE_SCOPE = "weight_update"
+
 
 @dataclass(frozen=True)
 class TrainingStep:
@@ -46,7 +49,8 @@ class TrainingStep:
             mean_loss = sums["loss"] / self.global_batch
         gradients = tape.gradient(mean_loss, weights)
         rate = self.schedule(state["step"])
-        weights, slots = self.update.apply(weights, gradients, state["slots"], rate)
+        with tf.name_scope(UPDATE_SCOPE):
+            weights, slots = self.update.apply(weights, gradients, state["slots"], rate)
         statistics, metrics = _agree(statistics, sums)
         new = {
             "step": state["step"] + 1,

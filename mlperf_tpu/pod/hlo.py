@@ -1,0 +1,333 @@
+"""Reads a module that libtpu compiled: its ops, their cycles, its collectives.
+
+The text is HLO's own (`HloModule.to_string`): one instruction a line, computations in
+braces. The compiler writes its estimate of an op's cycles into its backend_config; a
+collective has none, as its time depends on the network.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+Groups = tuple[tuple[int, ...], ...]
+
+COLLECTIVES = (
+    "all-reduce",
+    "reduce-scatter",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+)
+# How many bytes an element has; predicates and 4-bit types round up.
+BYTES = {"pred": 1, "c64": 8, "c128": 16, "s4": 1, "u4": 1}
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r"(?:^|\s)([a-z][\w\-]*)\(")
+_SHAPE = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\]")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CALLED = re.compile(
+    r"\b(?:calls|called_computations|body|condition|to_apply|branch_computations"
+    r"|true_computation|false_computation)=(?:\{([^}]*)\}|%?([\w.\-]+))"
+)
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    shape: str  # the result's type, layouts included
+    opcode: str
+    rest: str  # operands and attributes
+
+    @cached_property
+    def op_name(self) -> str:
+        """The framework's name of the op it came from, scopes before it."""
+        found = _OP_NAME.search(self.rest)
+        return found[1] if found else ""
+
+    @cached_property
+    def cycles(self) -> int:
+        found = _CYCLES.search(self.rest)
+        return int(found[1]) if found else 0
+
+    @cached_property
+    def called(self) -> dict[str, str]:
+        """The computations it calls, by the attribute that names them."""
+        calls = {}
+        for found in _CALLED.finditer(self.rest):
+            attribute = found[0].split("=", 1)[0]
+            names = (found[1] or found[2]).split(",")
+            for k, name in enumerate(names):
+                calls[f"{attribute}{k or ''}"] = name.strip().lstrip("%")
+        return calls
+
+    @cached_property
+    def operands(self) -> list[str]:
+        end = _closing(self.rest)
+        return re.findall(r"%([\w.\-]+)", self.rest[:end])
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective: each device's whole array in bytes, and who takes part.
+
+    `devices` says what the ids of the groups are: "replica" (each partition with its
+    own kind), "partition" (inside each replica) or "both" (replica * partitions +
+    partition). A collective-permute's groups are (source, target) pairs.
+    """
+
+    kind: str
+    n_bytes: int
+    groups: Groups
+    devices: str
+    op_name: str
+    n_arrays: int
+    count: int = 1
+
+
+@dataclass
+class Op:
+    """An op of the compiled step, all its executions in one step together."""
+
+    name: str
+    opcode: str
+    op_name: str
+    shape: str
+    cycles: int
+    count: int = 1
+
+
+@dataclass
+class Module:
+    """What a step executes, loops multiplied out."""
+
+    ops: list[Op] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    # Loops whose number of iterations is not in the text: counted once.
+    unknown_loops: list[str] = field(default_factory=list)
+
+    @property
+    def cycles(self) -> int:
+        return sum(op.cycles for op in self.ops)
+
+
+def read(text: str) -> Module:
+    """The module's ops with an estimate, and its collectives, wherever they stand."""
+    entry, computations = _computations(text)
+    module = Module()
+    _walk(entry, 1, computations, module)
+    return module
+
+
+def _computations(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry = ""
+    current: dict[str, Instruction] = {}
+    for line in text.splitlines():
+        if line.endswith("{") and (head := _COMPUTATION.match(line)):
+            current = computations[head[2]] = {}
+            entry = head[2] if head[1] else entry
+        elif found := _INSTRUCTION.match(line):
+            instruction = _instruction(found[1], found[2])
+            if instruction is not None:
+                current[instruction.name] = instruction
+    if not entry:
+        raise ValueError("the text has no entry computation: it is no HLO module")
+    return entry, computations
+
+
+def _instruction(name: str, rest: str) -> Instruction | None:
+    # A tuple's type is in brackets and may hold layouts such as {0:T(8,128)}.
+    start = _closing(rest, 1) + 1 if rest.startswith("(") else rest.find(" ")
+    opcode = _OPCODE.search(rest, start)
+    if opcode is None:
+        return None
+    return Instruction(name, rest[: opcode.start(1)], opcode[1], rest[opcode.end() :])
+
+
+def _closing(text: str, start: int = 0) -> int:
+    """The place of the bracket that closes what is open at `start`."""
+    depth = 1
+    for found in re.finditer(r"[()]", text[start:]):
+        depth += 1 if found[0] == "(" else -1
+        if depth == 0:
+            return start + found.start()
+    return len(text)
+
+
+def _walk(
+    name: str,
+    times: int,
+    computations: dict[str, dict[str, Instruction]],
+    module: Module,
+) -> None:
+    for op in computations.get(name, {}).values():
+        kind = _collective_kind(op.opcode)
+        if kind is not None and not op.opcode.endswith("-done"):
+            found = _collective(kind, op, computations[name], times)
+            module.collectives.append(found)
+            continue
+        inner = _wrapped(op, computations)
+        if inner is not None:
+            # A collective inside a fusion or an async pair; it takes its operands
+            # from within, so what it moves is known there.
+            computation, instruction = inner
+            kind = _collective_kind(instruction.opcode)
+            assert kind is not None
+            found = _collective(kind, instruction, computation, times)
+            module.collectives.append(found)
+            if op.opcode != "fusion":
+                continue
+        if op.cycles:
+            module.ops.append(
+                Op(op.name, op.opcode, op.op_name, op.shape, op.cycles * times, times)
+            )
+        if op.opcode == "while":
+            trips = _trip_count(op, computations)
+            if trips is None:
+                module.unknown_loops.append(op.op_name or op.name)
+            _walk(op.called["body"], times * (trips or 1), computations, module)
+        elif op.opcode in ("call", "conditional"):
+            for called in op.called.values():
+                _walk(called, times, computations, module)
+
+
+def _collective_kind(opcode: str) -> str | None:
+    for kind in COLLECTIVES:
+        if opcode in (kind, f"{kind}-start", f"{kind}-done"):
+            return kind
+    return None
+
+
+def _wrapped(
+    op: Instruction, computations: dict[str, dict[str, Instruction]]
+) -> tuple[dict[str, Instruction], Instruction] | None:
+    """The collective inside of a fusion or an async-start, if there is one."""
+    if op.opcode not in ("fusion", "async-start"):
+        return None
+    for called in op.called.values():
+        for inner in computations.get(called, {}).values():
+            if _collective_kind(inner.opcode):
+                return computations[called], inner
+            deeper = _wrapped(inner, computations)
+            if deeper is not None:
+                return deeper
+    return None
+
+
+def _collective(
+    kind: str, op: Instruction, around: dict[str, Instruction], times: int
+) -> Collective:
+    shapes = [around[name].shape for name in op.operands if name in around]
+    moved = sum(shape_bytes(shape) for shape in shapes)
+    groups = _groups(op.rest)
+    if kind == "all-gather":  # its result is the whole array
+        moved *= max((len(group) for group in groups), default=1)
+    return Collective(
+        kind, moved, groups, _ids(kind, op.rest), op.op_name, len(shapes), times
+    )
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of a type, without the padding of its layout.
+
+    >>> shape_bytes("(f32[7,7,3,64]{3,2,1,0:T(8,128)}, bf16[2]{0})")
+    37636
+    """
+    total = 0
+    for kind, extents in _SHAPE.findall(shape):
+        bits = re.search(r"\d+", kind)
+        size = BYTES.get(kind) or (int(bits[0]) // 8 if bits else 0)
+        total += size * math.prod(int(e) for e in extents.split(",") if e)
+    return total
+
+
+def _ids(kind: str, rest: str) -> str:
+    """What a group's ids are (xla/service/collective_ops_utils.h)."""
+    if "channel_id=" not in rest:
+        return "replica"
+    if "use_global_device_ids=true" in rest:
+        return "both"
+    # With a channel, an all-reduce or all-gather spans replicas and their partitions;
+    # the others stay inside a replica.
+    across = kind in ("all-reduce", "reduce-scatter", "all-gather")
+    return "replica and partitions" if across else "partition"
+
+
+def _groups(rest: str) -> Groups:
+    pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest)
+    if pairs:
+        return tuple(
+            (int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[0])
+        )
+    listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest)
+    if listed:
+        return tuple(
+            tuple(int(i) for i in group.split(","))
+            for group in re.findall(r"\{([\d,]+)\}", listed[1])
+        )
+    iota = re.search(
+        r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest
+    )
+    return _iota(*iota.groups()) if iota else ()
+
+
+def _iota(groups: str, extents: str, order: str | None) -> Groups:
+    """Groups written as a reshaped, transposed count: [2,4]<=[4,2]T(1,0)."""
+    n_groups, size = (int(e) for e in groups.split(","))
+    dims = [int(e) for e in extents.split(",")]
+    axes = [int(a) for a in order.split(",")] if order else list(range(len(dims)))
+    strides = [math.prod(dims[k + 1 :]) for k in range(len(dims))]
+
+    def ids(axis: int, base: int) -> Iterator[int]:
+        if axis == len(axes):
+            yield base
+            return
+        for k in range(dims[axes[axis]]):
+            yield from ids(axis + 1, base + k * strides[axes[axis]])
+
+    flat = list(ids(0, 0))
+    return tuple(tuple(flat[k * size : (k + 1) * size]) for k in range(n_groups))
+
+
+def _trip_count(
+    loop: Instruction, computations: dict[str, dict[str, Instruction]]
+) -> int | None:
+    """Iterations of a loop, from the compiler's note or from its condition.
+
+    A condition is read where it compares with a constant, or with an element of the
+    loop's tuple that the loop starts from as a constant.
+    """
+    noted = _TRIPS.search(loop.rest)
+    if noted:
+        return int(noted[1])
+    condition = computations.get(loop.called.get("condition", ""), {})
+    constants = [
+        int(found[1])
+        for op in condition.values()
+        if op.opcode == "constant" and (found := re.match(r"(\d+)\)", op.rest))
+    ]
+    less = any(
+        "direction=LT" in op.rest
+        for computation in (condition, *_callees(condition, computations))
+        for op in computation.values()
+    )
+    return constants[0] if less and len(constants) == 1 else None
+
+
+def _callees(
+    computation: dict[str, Instruction],
+    computations: dict[str, dict[str, Instruction]],
+) -> list[dict[str, Instruction]]:
+    return [
+        computations[called]
+        for op in computation.values()
+        for called in op.called.values()
+        if called in computations
+    ]

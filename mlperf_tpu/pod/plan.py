@@ -1,0 +1,215 @@
+"""A plan: the benchmark's own step, compiled for a slice, and the run it forecasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlperf_tpu.errors import BadInput
+from mlperf_tpu.pod.compile import (
+    MEMORY_REMEDY,
+    Answer,
+    DoesNotFit,
+    Request,
+    answer,
+)
+from mlperf_tpu.pod.forecast import (
+    CORES_PER_HOST,
+    GIB,
+    Run,
+    Step,
+    collective_part,
+    memory,
+    run_time,
+    step_time,
+    utilisation,
+)
+from mlperf_tpu.pod.hlo import Collective
+from mlperf_tpu.pod.machine import Slice, slice_for
+from mlperf_tpu.pod.published import Published, published
+from mlperf_tpu.spec import Resolved
+from mlperf_tpu.topology.links import V3, Links
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One slice's forecast, and what was published for it."""
+
+    resolved: Resolved
+    where: Slice
+    devices: list[list[int]]
+    compiled: Answer
+    evaluation: Answer
+    step: Step
+    run: Run
+    hbm: dict[str, int]
+    published: Published | None
+
+    @property
+    def batch(self) -> int:
+        return int(self.resolved.spec.training.global_batch)
+
+    @property
+    def gradient_sums(self) -> list[Collective]:
+        n = len(self.devices)
+        found = self.compiled.module.collectives
+        return [c for c in found if collective_part(c, n) == "gradient_sum"]
+
+    @property
+    def flops(self) -> float:
+        return float(self.compiled.stats["flops"])
+
+    @property
+    def published_step_ms(self) -> float | None:
+        if self.published is None:
+            return None
+        return self.published.step_ms(self.run.steps_per_block)
+
+    def document(self) -> dict[str, Any]:
+        """The plan as a row of `--json`."""
+        measured, step_ms = self.published, self.published_step_ms
+        parts: dict[str, list[int]] = {}
+        for found in self.compiled.module.collectives:
+            part = parts.setdefault(collective_part(found, len(self.devices)), [0, 0])
+            part[0] += found.count
+            part[1] += found.n_bytes * found.count
+        return {
+            "benchmark": self.resolved.name,
+            "scale": self.resolved.scale,
+            "chips": self.where.chips,
+            "topology": self.where.name,
+            "replicas": len(self.devices),
+            "partitions": len(self.devices[0]),
+            "batch": self.batch,
+            "batch_per_replica": self.batch // len(self.devices),
+            "label": "forecast",
+            "network": "modelled" if self.where.grid else "not modelled",
+            "compiler": self.compiled.stats["compiler"],
+            "module": self.compiled.key,
+            "step_ms": self.step.document(),
+            "steady_step_ms": round(self.run.steady_step_ms, 4),
+            "update_share": round(self.step.update / self.step.total, 4),
+            "flops": self.flops,
+            "mxu_utilisation": round(
+                utilisation(self.flops, self.step.total, self.where), 4
+            ),
+            "hbm_bytes": self.hbm,
+            "collectives": {
+                name: {"count": count, "bytes": n_bytes}
+                for name, (count, n_bytes) in sorted(parts.items())
+            },
+            "unknown_loops": self.compiled.module.unknown_loops,
+            "steps": self.run.steps,
+            "epochs": self.run.epochs,
+            "epochs_from": self.epochs_from,
+            "evaluations": self.run.n_blocks,
+            "steps_per_block": self.run.steps_per_block,
+            "evaluation_s": round(self.run.evaluation_s, 4),
+            "start_s": round(self.run.start_s, 3),
+            "init_s": measured.init_s if measured else None,
+            "time_to_train_s": round(self.run.time_to_train_s, 3),
+            "published": measured
+            and {
+                "step_ms": step_ms and round(step_ms, 4),
+                "time_to_train_s": measured.score_s,
+                "seconds": list(measured.seconds),
+                "epochs": list(measured.epochs),
+                "source": measured.source,
+            },
+            "error": measured
+            and {
+                "step": step_ms and round(self.run.steady_step_ms / step_ms - 1, 4),
+                "time_to_train": round(
+                    self.run.time_to_train_s / measured.score_s - 1, 4
+                ),
+            },
+        }
+
+    @property
+    def epochs_from(self) -> str:
+        if self.published is None:
+            return "the spec's whole length, as no published run of this scale is known"
+        return "published: the median of the runs that met the target"
+
+
+def plan(
+    resolved: Resolved,
+    topology: str | None = None,
+    say: Say = lambda text: None,
+    links: Links = V3,
+) -> Plan:
+    """Compiles a resolved spec's step and evaluation, and forecasts its run.
+
+    Raises DoesNotFit where the step needs more memory than a core has.
+    """
+    chips = resolved.chips
+    if chips is None:
+        raise BadInput("say how many chips: --chips 1024")
+    where = slice_for(chips, topology)
+    spec = resolved.spec
+    devices = where.assignment(spec.training.partitions)
+    spec.check_replicas(len(devices))
+    answers = []
+    for function, name in (("step", "step"), ("evaluate", "evaluation")):
+        say(f"compiling the {name} for {where.name} ({len(devices)} replicas)")
+        request = Request(
+            f"mlperf_tpu.benchmarks.{spec.benchmark}.program:Program",
+            function,
+            resolved.record(),
+            where.name,
+            devices,
+            spec.training.global_batch // len(devices),
+        )
+        answers.append(answer(request))
+    entry = (
+        published(resolved) if topology is None or where.generation == "v3" else None
+    )
+    return forecast(resolved, where, devices, (answers[0], answers[1]), entry, links)
+
+
+def forecast(
+    resolved: Resolved,
+    where: Slice,
+    devices: list[list[int]],
+    answers: tuple[Answer, Answer],
+    entry: Published | None,
+    links: Links = V3,
+) -> Plan:
+    """The forecast of what was compiled. No compiler is called."""
+    compiled, evaluation = answers
+    spec = resolved.spec
+    sizes = dict(compiled.stats["state_bytes"])
+    sizes["weights"] += sizes.pop("step", 0)
+    hbm = memory(compiled.stats, sizes, where)
+    if hbm["total"] > hbm["limit"]:
+        raise DoesNotFit(_too_much(hbm))
+    step = step_time(compiled.module, where, devices, sizes["batch"], links)
+    evaluating = step_time(evaluation.module, where, devices, sizes["batch"], links)
+    blocks = spec.blocks()[: entry.n_evaluations if entry else None]
+    run = run_time(
+        step.total,
+        evaluating.total,
+        [block.last_step for block in blocks],
+        math.ceil(spec.data.eval_examples / spec.training.global_batch),
+        [block.epochs for block in blocks],
+        spec.data.train_examples if hasattr(spec.data, "image_size") else 0,
+        max(1.0, where.n_devices / CORES_PER_HOST),
+    )
+    return Plan(resolved, where, devices, compiled, evaluation, step, run, hbm, entry)
+
+
+def _too_much(hbm: dict[str, int]) -> str:
+    over = hbm["total"] - hbm["limit"]
+    kinds = sorted(
+        ((n, k) for k, n in hbm.items() if k not in ("total", "limit")), reverse=True
+    )
+    largest = ", ".join(f"{kind} {n / GIB:.2f} GiB" for n, kind in kinds[:3])
+    return (
+        f"the step needs {hbm['total'] / GIB:.2f} GiB of the {hbm['limit'] / GIB:.0f} "
+        f"GiB a core has, {over / GIB:.2f} GiB too much; the largest: {largest}; "
+        f"{MEMORY_REMEDY}"
+    )

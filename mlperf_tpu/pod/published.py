@@ -1,0 +1,70 @@
+"""Google's published TPU v3 results, for a forecast to stand beside."""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlperf_tpu.spec import Resolved
+
+
+@dataclass(frozen=True)
+class Published:
+    """One entry: a system's runs of a benchmark (scripts/published_results.py)."""
+
+    round: str
+    system: str
+    benchmark: str
+    chips: int
+    batch: int
+    seconds: tuple[float, ...]
+    statuses: tuple[str, ...]
+    epochs: tuple[float, ...]
+    evaluations: tuple[int, ...]
+    score_s: float
+    init_s: float
+    first_block_s: float | None
+    block_s: float | None
+    epochs_per_block: float | None
+    source: str
+
+    @property
+    def n_evaluations(self) -> int:
+        """Evaluations until the target was met: the median of the runs that met it."""
+        met = [
+            n
+            for n, status in zip(self.evaluations, self.statuses, strict=True)
+            if status == "success"
+        ]
+        return round(statistics.median(met))
+
+    def step_ms(self, steps_per_block: int) -> float | None:
+        """The steady block's time a step: what is evaluated in a block is in it."""
+        return self.block_s / steps_per_block * 1e3 if self.block_s else None
+
+
+@functools.cache
+def entries() -> tuple[Published, ...]:
+    path = Path(__file__).with_name("published.json")
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    for row in rows:
+        row.update({k: tuple(v) for k, v in row.items() if isinstance(v, list)})
+    return tuple(Published(**row) for row in rows)
+
+
+def published(resolved: Resolved) -> Published | None:
+    """The entry that a scale reproduces: its source names round and system."""
+    spec = resolved.spec
+    for entry in entries():
+        named = f"MLPerf {entry.round}, Google {entry.system}"
+        same = (entry.benchmark, entry.batch) == (
+            spec.rules.benchmark,
+            spec.training.global_batch,
+        )
+        if same and resolved.source == named:
+            return entry
+    return None

@@ -1,0 +1,95 @@
+"""Small programs to compile: benchmarks' look-alikes, without their specs."""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+from mlperf_tpu.nn import partitioning
+from mlperf_tpu.nn.batch_norm import batch_norm
+from mlperf_tpu.optim.optimizers import Momentum, Parameter
+from mlperf_tpu.optim.schedules import polynomial
+from mlperf_tpu.optim.training_step import TrainingStep
+from mlperf_tpu.optim.update import WeightUpdate
+
+
+class Toy:
+    """Two convolutions, the first with a batch norm over two replicas of two."""
+
+    size, channels, span, sharded = 16, (3, 128, 128), 4, False
+
+    def __init__(self, spec: None) -> None:
+        parameters = tuple(
+            Parameter(f"conv{k}", (3, 3, *pair), "kernel")
+            for k, pair in enumerate(
+                zip(self.channels, self.channels[1:], strict=False)
+            )
+        )
+        update = WeightUpdate(Momentum(0.9, 1e-4), parameters, self.sharded)
+        self.step = TrainingStep(
+            self.loss, update, polynomial(0.1, 0.0, 2.0, 1.0, 10), global_batch=16
+        )
+
+    def state_spec(self, n_replicas: int):
+        return self.step.state_spec([], n_replicas)
+
+    def batch_spec(self, n: int):
+        size = [n, self.size, self.size, self.channels[0]]
+        return {"image": tf.TensorSpec(size, tf.bfloat16)}
+
+    def loss(self, weights, statistics, batch):
+        h = partitioning.split(batch["image"], 1)
+        for k, weight in enumerate(weights):
+            with tf.name_scope(f"layer{k}"):
+                h = self.layer(h, tf.cast(weight, h.dtype), k)
+        loss = tf.reduce_sum(tf.cast(h, tf.float32) ** 2)
+        return {"loss": loss, "count": tf.constant(float(batch["image"].shape[0]))}, []
+
+    def layer(self, h, weight, k):
+        h = tf.nn.conv2d(h, weight, 1, "SAME")
+        if k == 0 and self.span:
+            ones = tf.ones([h.shape[-1]])
+            with tf.name_scope("batch_norm"):
+                h, _, _ = batch_norm(h, ones, 0 * ones, self.span, 1e-5)
+        return tf.nn.relu(h)
+
+    def evaluate(self, state, batch):
+        return self.loss(state["weights"], [], batch)[0]
+
+
+class Loop(Toy):
+    """A matrix applied seven times in a loop."""
+
+    channels, span = (128, 128), 0
+
+    def layer(self, h, weight, k):
+        matrix = weight[0, 0]
+        body = lambda i, x: (i + 1, tf.nn.relu(x @ matrix))  # noqa: E731
+        start = tf.reshape(h, [-1, 128])
+        _, h = tf.while_loop(lambda i, x: i < 7, body, (0, start), maximum_iterations=7)
+        return h
+
+
+class TooLarge(Toy):
+    """More weights than a core has memory."""
+
+    channels, size, span = (32768, 32768), 8, 0
+
+
+class Stack(Toy):
+    """SSD's feature maps from 300x300 to 1x1, as convolutions alone."""
+
+    size, span = 300, 0
+    channels = (3, 64, 64, 128, 256, 512, 512, 256, 256, 256)
+    strides = (2, 2, 1, 2, 1, 2, 2, 2, 3)
+
+    def layer(self, h, weight, k):
+        return tf.nn.relu(tf.nn.conv2d(h, weight, self.strides[k], "SAME"))
+
+
+class Aborts(Toy):
+    """Ends its process as libtpu does where it cannot go on."""
+
+    def batch_spec(self, n: int):
+        os.abort()
