@@ -10,57 +10,45 @@ import pytest
 
 from mlperf_tpu.errors import BadInput
 from mlperf_tpu.verify import largest_relative_error, techniques
+from tests.verify_worker import FAULTS
 
 WORKER = Path(__file__).with_name("verify_worker.py")
 
 
 @pytest.fixture(scope="module")
 def rows(run_python, tmp_path_factory):
-    """rows(fault): {technique: ok} on the mesh where the fault was put in."""
+    """rows(mesh): {fault: {technique: ok}}, measured once a mesh."""
     folder = tmp_path_factory.mktemp("verify")
     done = {}
 
-    def measure(fault):
-        if fault not in done:
-            out = folder / f"{fault}.json"
-            run_python(WORKER, fault, folder / "one.npz", out)
-            done[fault] = json.loads(out.read_text())
-        return done[fault]
+    def measure(mesh):
+        if not done:
+            run_python(WORKER, "reference", folder / "one.npz", folder / "none")
+        if mesh not in done:
+            out = folder / f"{mesh}.json"
+            run_python(WORKER, mesh, folder / "one.npz", out)
+            done[mesh] = json.loads(out.read_text())
+        return done[mesh]
 
-    run_python(WORKER, "reference", folder / "one.npz", folder / "one.json")
     return measure
 
 
-def test_on_the_virtual_mesh_every_technique_passes(rows):
-    assert all(rows("none").values()), rows("none")
-    names = ("ring gradient sum", "2-D torus gradient sum")
-    assert rows("grid none") == dict.fromkeys(names, True)
+@pytest.mark.parametrize("mesh", FAULTS)
+def test_every_technique_passes(rows, mesh):
+    if mesh == "xla":
+        pytest.importorskip("jax")
+    assert rows(mesh)["none"], "no technique runs there"
+    assert all(rows(mesh)["none"].values()), rows(mesh)["none"]
 
 
 @pytest.mark.parametrize(
-    ("fault", "technique"),
-    [
-        ("trust ratio", "LARS, unscaled momentum"),
-        ("trust ratio", "LARS, scaled momentum"),
-        ("shard", "sharded weight update"),
-        ("group sums", "batch norm over replicas"),
-        ("buckets", "fused gradient sum"),
-        ("grid messages", "ring gradient sum"),
-        ("grid stages", "2-D torus gradient sum"),
-        ("bf16", "bf16 gradient sum"),
-        ("fold", "space-to-depth stem"),
-        ("padding", "padded evaluation"),
-        ("resume", "resume"),
-    ],
+    ("mesh", "fault"), [(mesh, fault) for mesh in FAULTS for fault in FAULTS[mesh]]
 )
-def test_a_technique_broken_on_purpose_fails_its_row(rows, fault, technique):
-    assert rows(fault)[technique] is False
-
-
-def test_spatial_partitioning_passes_and_fails_when_broken(rows):
-    pytest.importorskip("jax")
-    assert rows("xla none") == {"spatial partitioning, 2 cores": True}
-    assert rows("xla split") == {"spatial partitioning, 2 cores": False}
+def test_a_technique_broken_on_purpose_fails_its_row(rows, mesh, fault):
+    if mesh == "xla":
+        pytest.importorskip("jax")
+    broken = FAULTS[mesh][fault]
+    assert rows(mesh)[fault] == dict.fromkeys(broken, False)
 
 
 def test_the_error_is_relative_to_the_largest_element_of_its_array():
