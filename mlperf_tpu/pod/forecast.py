@@ -24,8 +24,9 @@ UPDATE_SCOPE = "weight_update"  # optim.training_step names the ops of the updat
 GRADIENT_SCOPE = "gradient_tape"  # TensorFlow's name for what a gradient tape adds
 GIB = 2**30
 
-# Fitted on the v0.6 ResNet-50 rows by scripts/fit_network.py, with the links' figures
-# (topology.links): the same for every benchmark and scale.
+# Estimates from the first blocks of the v0.6 ResNet-50 rows, to be replaced by what
+# scripts/fit_network.py fits on those rows, with the links' figures (topology.links);
+# the same for every benchmark and scale.
 START_S = 4.2  # the first block over a later one, where nothing is to be decoded
 HOST_IMAGES_PER_S = 2880.0  # what a host decodes in the first epoch, not yet cached
 # Assumption: PCIe 3.0 x16, which the cores of a host share; a batch is sent while the
