@@ -4,7 +4,7 @@ The step is traced once, whatever the number of devices: its concrete function r
 each device with that device's replica id as an argument. Since all devices share one
 address space, a collective is an exchange of array views at a barrier: measured against
 TensorFlow's ring (CollectiveReduceV2), a reduce-scatter and all-gather of ResNet-50's
-gradients takes less than half the time on 8 devices (scripts/bench_collectives.py).
+gradients takes about half the time on 8 devices (scripts/bench_collectives.py).
 """
 
 from __future__ import annotations
