@@ -31,17 +31,12 @@ class Conv(keras.layers.Layer):
 
     def call(self, x):
         kernel = tf.convert_to_tensor(self.kernel)
-        if self.kernel_size == 1 and self.strides > 1 and _by_xla():
-            # The pixels it reads, then stride 1: half of a TPU's time for the gradient
-            # of a strided shortcut (0.80 to 0.40 ms for 8 images of 56x56, 256 to 512).
-            # oneDNN's own strided convolution is the faster one on a CPU.
-            return tf.nn.conv2d(
-                x[:, :: self.strides, :: self.strides], kernel, 1, "SAME"
-            )
-        if self.strides == 1 or self.kernel_size == 1:
-            return tf.nn.conv2d(x, kernel, self.strides, "SAME")
+        if self.kernel_size == 1:
+            return pointwise_conv(x, kernel, self.strides)
         pad = [(self.kernel_size - 1) // 2, self.kernel_size // 2]
-        return padded_conv(x, kernel, self.strides, pad)
+        if self.strides > 1:
+            return padded_conv(x, kernel, self.strides, pad)
+        return _conv(x, kernel, 1, "SAME", pad)
 
 
 class SpaceToDepthConv(Conv):
@@ -73,6 +68,27 @@ class SpaceToDepthConv(Conv):
         return padded_conv(folded_image, kernel, 1, pad)
 
 
+def pointwise_conv(x, kernel, strides):
+    """A 1x1 convolution: the pixels it reads, then a product with the kernel.
+
+    The strided convolution itself is slower wherever its gradient runs: twice on a TPU
+    (0.80 to 0.40 ms for 8 images of 56x56, 256 to 512 channels), three times on a CPU
+    (oneDNN, 64 images of 4x4, 1024 to 2048). With partitions the partitioner must see
+    the convolution.
+    """
+    if _by_xla():
+        if strides > 1 and _one_core():
+            x, strides = x[:, ::strides, ::strides], 1
+        return tf.nn.conv2d(x, kernel, strides, "SAME")
+    if strides > 1:
+        rows, columns = (-(-extent // strides) for extent in x.shape[1:3])
+        x = _Pixels(x, strides)(0, 0, rows, columns)
+    flat = tf.matmul(
+        tf.reshape(x, [-1, x.shape[3]]), tf.reshape(kernel, kernel.shape[2:])
+    )
+    return tf.reshape(flat, [*x.shape[:3], flat.shape[1]])
+
+
 def padded_conv(x, kernel, strides, pad):
     """A convolution whose image gets `pad` = [before, after] zeros on each side.
 
@@ -80,14 +96,86 @@ def padded_conv(x, kernel, strides, pad):
     a CPU (45 x slower at 64 channels of 16x16); XLA folds the pad into the convolution.
     """
     padded = tf.pad(x, [[0, 0], pad, pad, [0, 0]])
-    if strides == 2 and kernel.shape[0] % 2 and _by_xla():
+    if strides == 2 and kernel.shape[0] % 2 and _by_xla() and _one_core():
         return _conv_of_stride_2(x, padded, kernel)
-    return tf.nn.conv2d(padded, kernel, strides, "VALID")
+    return _conv(padded, kernel, strides, "VALID", [0, 0])
 
 
 def _by_xla() -> bool:
-    """Whether XLA compiles what is traced, for replicas of one core each."""
-    return getattr(collectives.place(), "n_partitions", None) == 1
+    """Whether XLA compiles what is traced."""
+    return hasattr(collectives.place(), "n_partitions")
+
+
+def _one_core() -> bool:
+    """Whether, by XLA, each replica is one core."""
+    return collectives.place().n_partitions == 1
+
+
+# From this many input channels a product a kernel position beats oneDNN's gradient.
+_WIDE = 128
+
+
+def _conv(x, kernel, strides, padding, pad):
+    """TensorFlow's convolution; `pad` is what `padding` adds on each side.
+
+    On a CPU a wide kernel's gradient is one product of pixels and output gradients for
+    each position of the kernel: oneDNN's own takes 1.5 to 8 times as long where the
+    image is small (bf16, 64 images of 8x8x256 to 2x2x512), and never much less.
+    """
+    if _by_xla() or kernel.shape[2] < _WIDE:
+        return tf.nn.conv2d(x, kernel, strides, padding)
+
+    @tf.custom_gradient
+    def forward(x, kernel):
+        def backward(dy):
+            dx = tf.raw_ops.Conv2DBackpropInput(
+                input_sizes=x.shape,
+                filter=kernel,
+                out_backprop=dy,
+                strides=[1, strides, strides, 1],
+                padding=padding,
+            )
+            pixels = _Pixels(tf.pad(x, [[0, 0], pad, pad, [0, 0]]), strides)
+            _, rows, columns, channels = dy.shape
+            dy = tf.reshape(dy, [-1, channels])
+            products = [
+                tf.matmul(
+                    tf.reshape(pixels(i, j, rows, columns), [-1, x.shape[3]]),
+                    dy,
+                    transpose_a=True,
+                )
+                for i in range(kernel.shape[0])
+                for j in range(kernel.shape[1])
+            ]
+            return dx, tf.reshape(tf.stack(products), kernel.shape)
+
+        return tf.nn.conv2d(x, kernel, strides, padding), backward
+
+    return forward(x, kernel)
+
+
+class _Pixels:
+    """Every `strides`-th pixel of images, by blocks: a strided slice of bf16 pixels
+    takes some ten times as long on a CPU."""
+
+    def __init__(self, x, strides):
+        n, height, width, channels = x.shape
+        pad = [[0, -height % strides], [0, -width % strides]]
+        if strides > 1 and any(after for _, after in pad):
+            x = tf.pad(x, [[0, 0], *pad, [0, 0]])
+        rows, columns = -(-height // strides), -(-width // strides)
+        self.strides = strides
+        self.blocks = tf.reshape(x, [n, rows, strides, columns, strides, channels])
+
+    def __call__(self, i, j, rows, columns):
+        """[n, rows, columns, channels] of the pixels from row i and column j on."""
+        (top, a), (left, b) = divmod(i, self.strides), divmod(j, self.strides)
+        n, *_, channels = self.blocks.shape
+        # `slice`, whose gradient is a pad: indexing's own is several times slower.
+        found = tf.slice(
+            self.blocks, [0, top, a, left, b, 0], [n, rows, 1, columns, 1, channels]
+        )
+        return tf.reshape(found, [n, rows, columns, channels])
 
 
 def _conv_of_stride_2(x, padded, kernel):
