@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 # Field -> array of [global batch, ...].
 Batch = Mapping[str, Any]
 State = dict[str, Any]
 Metrics = dict[str, float]
+# Sums over all batches, as float; predictions of all batches, [examples, ...], in the
+# batches' order, those of padded examples too.
+Evaluation = dict[str, Any]
 
 
 class Program(Protocol):
@@ -21,7 +26,8 @@ class Program(Protocol):
     step: Any  # optim.training_step.TrainingStep: (state, batch) -> (state, metrics)
 
     def evaluate(self, state: State, batch: Batch) -> Any:
-        """Sums over this replica's unpadded examples."""
+        """{name: value}: scalars are sums over this replica's unpadded examples; a
+        value of [examples, ...] is a prediction, a row an example of the batch."""
 
 
 class Mesh(Protocol):
@@ -36,6 +42,19 @@ class Mesh(Protocol):
 
     def train(self, batches: Iterator[Batch], n_steps: int) -> Iterator[Metrics]: ...
 
-    def evaluate(self, batches: Iterable[Batch]) -> Metrics: ...
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation: ...
 
     def fetch(self) -> State: ...
+
+
+def gathered(parts: Iterable[Mapping[str, Any]]) -> Evaluation:
+    """An evaluation of what each replica returned for each batch, in that order: sums
+    added up on the host in float64, predictions one after the other."""
+    values: dict[str, list[np.ndarray]] = {}
+    for part in parts:
+        for name, value in part.items():
+            values.setdefault(name, []).append(np.asarray(value))
+    return {
+        name: np.concatenate(found) if found[0].ndim else float(np.sum(found, 0, float))
+        for name, found in values.items()
+    }

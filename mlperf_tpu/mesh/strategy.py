@@ -21,7 +21,7 @@ import tensorflow as tf
 from mlperf_tpu import collectives
 from mlperf_tpu.data.batches import HostFed, Repeated
 from mlperf_tpu.errors import BadInput, PlaceLost
-from mlperf_tpu.mesh import Batch, Metrics, Program, State
+from mlperf_tpu.mesh import Batch, Evaluation, Metrics, Program, State, gathered
 
 # What TensorFlow raises when a worker or its network is gone.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -86,15 +86,15 @@ class StrategyMesh:
             for step in range(n):
                 yield {name: float(values[step]) for name, values in metrics.items()}
 
-    def evaluate(self, batches: Iterable[Batch]) -> Metrics:
-        """The evaluation's sums over all batches, added up on the host in float64."""
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """The sums and predictions of all batches (mesh.gathered)."""
         iterator, done = self._iterator(batches), []
         with self._watched(), contextlib.suppress(tf.errors.OutOfRangeError):
             while True:
                 done.append(self._evaluation(iterator))
         self._raise_input_error()
         with self._watched():
-            return {k: sum(float(sums[k]) for sums in done) for k in done[0]}
+            return gathered(done)
 
     def fetch(self) -> State:
         """The state of all replicas as host arrays: slots as [replicas, row]."""
@@ -262,10 +262,15 @@ class StrategyMesh:
             raise error from cause
 
 
-def everyones(sums):
-    """The sums over all replicas, by one all-reduce."""
+def everyones(evaluation):
+    """The sums over all replicas, by one all-reduce, and the predictions of all."""
+    sums = {k: v for k, v in evaluation.items() if not v.shape.rank}
+    rows = {k: v for k, v in evaluation.items() if v.shape.rank}
     totals = collectives.all_reduce(list(sums.values()))
-    return dict(zip(sums, totals, strict=True))
+    of_all = collectives.all_gather(list(rows.values())) if rows else []
+    return dict(zip(sums, totals, strict=True)) | {
+        k: tf.reshape(v, [-1, *v.shape[2:]]) for k, v in zip(rows, of_all, strict=True)
+    }
 
 
 def _split(shape: Any, parts: int) -> list[int]:

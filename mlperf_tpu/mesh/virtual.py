@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from mlperf_tpu import collectives
 from mlperf_tpu.errors import BadInput
-from mlperf_tpu.mesh import Batch, Metrics, Program, State
+from mlperf_tpu.mesh import Batch, Evaluation, Metrics, Program, State, gathered
 from mlperf_tpu.topology import Topology
 
 # Above this an all-reduce splits the sum between its members: below it the second
@@ -283,17 +283,17 @@ class VirtualMesh:
             self._states = [state for state, _ in done]
             yield {name: float(value) for name, value in done[0][1].items()}
 
-    def evaluate(self, batches: Iterable[Batch]) -> Metrics:
-        """The evaluation's sums over all batches, added up on the host in float64."""
-        totals: Metrics = {}
-        for batch in batches:
-            pieces = self._split(batch)
-            for sums in self._on_devices(
-                lambda r, p=pieces: self._evaluation(r, self._states[r], p[r])
-            ):
-                for name, value in sums.items():
-                    totals[name] = totals.get(name, 0.0) + float(value)
-        return totals
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """The sums and predictions of all batches (mesh.gathered)."""
+
+        def parts() -> Iterator[Metrics]:
+            for batch in batches:
+                pieces = self._split(batch)
+                yield from self._on_devices(
+                    lambda r, p=pieces: self._evaluation(r, self._states[r], p[r])
+                )
+
+        return gathered(parts())
 
     def fetch(self) -> State:
         """The state of all replicas as host arrays: slots as [replicas, row]."""

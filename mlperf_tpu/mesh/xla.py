@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from mlperf_tpu import collectives
 from mlperf_tpu.collectives.xla import XlaPlace
-from mlperf_tpu.mesh import Batch, Metrics, Program, State
+from mlperf_tpu.mesh import Batch, Evaluation, Metrics, Program, State, gathered
 from mlperf_tpu.topology import Topology
 
 
@@ -106,15 +106,17 @@ class XlaMesh:
             names = sorted(self._step.results[1])
             yield {k: float(v[0]) for k, v in zip(names, outs[n:], strict=True)}
 
-    def evaluate(self, batches: Iterable[Batch]) -> Metrics:
-        totals: Metrics = {}
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        names = sorted(self._evaluation.results)
+        parts = []
         for batch in batches:
             data = self._evaluation.put(len(self._state), self._split(batch))
             outs = self._evaluation(self._state + data)
-            for name, out in zip(sorted(self._evaluation.results), outs, strict=True):
-                parts = out[:: self.place.n_partitions]
-                totals[name] = totals.get(name, 0.0) + float(sum(map(float, parts)))
-        return totals
+            of_replicas = zip(
+                *(out[:: self.place.n_partitions] for out in outs), strict=True
+            )
+            parts += [dict(zip(names, out, strict=True)) for out in of_replicas]
+        return gathered(parts)
 
     def fetch(self) -> State:
         """The state of all replicas as host arrays, as VirtualMesh.fetch gives it."""
