@@ -48,7 +48,8 @@ def test_it_lists_and_shows(installed):
 
 def test_it_trains(installed):
     done = installed(
-        *("train", "resnet50", "--max-steps", "1", "--out", "run", "--devices", "2")
+        *("train", "resnet50", "--max-steps", "1", "--out", "run", "--devices", "2"),
+        *("--set", "model.stages=[[1, 64]]"),
     )
     assert done.returncode == 1, done.stderr
     assert "--max-steps 1 done" in done.stdout

@@ -10,10 +10,6 @@ import tensorflow as tf
 from mlperf_tpu.nn.batch_norm import BatchNorm
 from mlperf_tpu.nn.conv import Conv, SpaceToDepthConv
 
-# (bottlenecks, width of the 3x3 convolution) of the four stages: 3 + 4 + 6 + 3
-# bottlenecks of three convolutions, the stem and the classifier make 50 layers.
-STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
-
 
 class ConvBatchNorm(keras.layers.Layer):
     """A convolution and its batch norm, then the activation where one is given."""
@@ -71,7 +67,9 @@ class ResNet50(keras.Model):
 
     `span_examples` is the batch norm's group (nn.batch_norm); `dtype` a Keras dtype
     policy: "float32", or "mixed_bfloat16" for bf16 activations over float32 weights.
-    Other `stages` and `activation` make a network of the same kind for proofs.
+    `stages` are (bottlenecks, width of the 3x3 convolution) each: 3 + 4 + 6 + 3
+    bottlenecks of three convolutions, the stem and the classifier make 50 layers.
+    Another `activation` makes a network of the same kind for proofs.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class ResNet50(keras.Model):
         batch_norm_epsilon: float,
         space_to_depth: bool,
         dtype: str,
-        stages: Sequence[tuple[int, int]] = STAGES,
+        stages: Sequence[tuple[int, int]],
         activation=tf.nn.relu,
     ):
         super().__init__(name="resnet50", dtype=dtype)

@@ -36,9 +36,9 @@ class Program:
     label -1 marks a padded example, which counts for nothing.
     """
 
-    def __init__(self, spec: Spec, **network) -> None:
+    def __init__(self, spec: Spec, activation=tf.nn.relu) -> None:
         self.spec = spec
-        self._network = network  # of another shape than ResNet-50's, for proofs
+        self._activation = activation  # another than ResNet-50's, for proofs
         norm = spec.batch_norm
         assert norm is not None
         self.model = ResNet50(
@@ -48,7 +48,8 @@ class Program:
             norm.epsilon,
             spec.model.space_to_depth,
             "mixed_bfloat16" if spec.training.precision == "bfloat16" else "float32",
-            **network,
+            spec.model.stages,
+            activation,
         )
         size = spec.data.image_size
         self._shape = (size, size, 3)
@@ -63,7 +64,7 @@ class Program:
     def initial_state(self, seed: int, n_replicas: int):
         """The state of all replicas; the weights depend on the seed alone."""
         keras.utils.set_random_seed(seed % 2**32)
-        fresh = Program(self.spec, **self._network).model
+        fresh = Program(self.spec, self._activation).model
         return self.step.initial_state(
             [tf.identity(v.value) for v in fresh.trainable_variables],
             [tf.identity(v.value) for v in fresh.non_trainable_variables],

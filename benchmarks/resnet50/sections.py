@@ -38,5 +38,8 @@ class Data(Section):
 
 
 class Model(Section):
+    """`stages` are (bottlenecks, width of their 3x3 convolution) each."""
+
+    stages: tuple[tuple[PositiveInt, PositiveInt], ...] = Field(min_length=1)
     label_smoothing: float = Field(ge=0, lt=1)
     space_to_depth: bool

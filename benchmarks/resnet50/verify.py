@@ -19,8 +19,8 @@ from mlperf_tpu import checkpoint
 from mlperf_tpu.spec import load, resolve
 from mlperf_tpu.verify import MeshSize, Results, Technique
 
-STAGES = ((1, 16), (1, 32))
 _BASE = (
+    "model.stages=[[1, 16], [1, 32]]",
     "training.precision=float32",
     "training.global_batch=8",
     "data.image_size=40",
@@ -56,7 +56,7 @@ def _program(settings: Sequence[str]) -> Any:
     spec = resolve(load("resnet50"), task="proxy", settings=[*_BASE, *settings]).spec
     # ReLU's gradient jumps at zero: a difference in the last bit would become one in
     # the first digits. Softplus is as near to it and has no such place.
-    return Program(spec, stages=STAGES, activation=tf.nn.softplus)
+    return Program(spec, activation=tf.nn.softplus)
 
 
 def _batches(program: Any, shift: int = 0) -> Any:

@@ -15,6 +15,7 @@ from tests.data.imagenet_on_disk import N_EVAL, SPEC, write_shards
 # Two steps and an evaluation, of which no quality is enough.
 TWO_STEPS = {
     **SPEC,
+    "model.stages": "[[1, 16], [1, 32]]",
     "training.global_batch": 4,
     "training.length": "2 steps",
     "training.precision": "float32",

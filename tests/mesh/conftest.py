@@ -10,6 +10,9 @@ import pytest
 
 WORKER = Path(__file__).with_name("worker.py")
 
+# A network of ResNet-50's layers, for what its depth proves nothing of.
+SHORT = "model.stages=[[1, 16], [1, 32]]"
+
 # Every technique on: LARS, sharded update, label smoothing, and batch norm groups of 8
 # examples: two groups inside one device, one over four devices of eight.
 # Random images and a small rate: rounding differs between meshes in the last bit of a

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.mesh.conftest import ALL_ON
+from tests.mesh.conftest import ALL_ON, SHORT
 
-LARS = ("short", *ALL_ON)
+LARS = (SHORT, *ALL_ON)
 
 MOMENTUM = (
-    "short",
+    SHORT,
     "training.precision=float32",
     "training.global_batch=8",
     "batch_norm.span=4 examples",

@@ -1,9 +1,8 @@
 """Trains a few steps of a spec on a mesh of its own process: one mesh size a process.
 
-    python worker.py DEVICES STEPS OUT.npz [short] [path=value ...]
+    python worker.py DEVICES STEPS OUT.npz [path=value ...]
 
-`short` takes verify's short network in place of ResNet-50. Writes the losses, the final
-logical state and what the tests look at besides.
+Writes the losses, the final logical state and what the tests look at besides.
 """
 
 import itertools
@@ -22,14 +21,10 @@ def main(devices: int, steps: int, out: str, settings: list[str]) -> None:
     from mlperf_tpu.mesh.virtual import VirtualMesh
     from mlperf_tpu.spec import benchmark_module, load, resolve
 
-    network = {}
-    if settings[:1] == ["short"]:
-        settings = settings[1:]
-        network = {"stages": benchmark_module("resnet50", "verify").STAGES}
     spec = resolve(load("resnet50"), task="proxy", settings=settings).spec
     spec.check_replicas(devices)
     mesh = VirtualMesh(devices)
-    program = benchmark_module("resnet50", "program").Program(spec, **network)
+    program = benchmark_module("resnet50", "program").Program(spec)
     traces = 0
     step = program.step.loss_function
 
