@@ -39,7 +39,11 @@ def main() -> None:
     parser.add_argument("scales", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("results/plan_resnet50.md"))
     arguments = parser.parse_args()
-    names = arguments.scales or [*(f"v0.6-{n}" for n in SCALES), "v0.7-4096-tf"]
+    names = arguments.scales or [
+        *(f"v0.6-{n}" for n in SCALES),
+        "v0.7-4096-jax",
+        "v0.7-4096-tf",
+    ]
     document = load("resnet50")
     plans = [
         plan(
