@@ -119,7 +119,16 @@ class MomentumSection(Section):
     weight_decay: float = Field(ge=0)
 
 
-OptimizerSection = Annotated[LarsSection | MomentumSection, Field(discriminator="name")]
+class AdamSection(Section):
+    name: Literal["adam"]
+    beta_1: float = Field(ge=0, lt=1)
+    beta_2: float = Field(ge=0, lt=1)
+    epsilon: float = Field(gt=0)
+
+
+OptimizerSection = Annotated[
+    LarsSection | MomentumSection | AdamSection, Field(discriminator="name")
+]
 
 
 class PolynomialSection(Section):
@@ -138,8 +147,30 @@ class StepwiseSection(Section):
     warmup: DurationField
 
 
+class RsqrtSection(Section):
+    """`base_rate` is the constant of optim.schedules.rsqrt, `model.width` its width."""
+
+    name: Literal["rsqrt"]
+    base_rate: float = Field(gt=0)
+    warmup: DurationField
+
+
+class IntervalsSection(Section):
+    """`drops` drops by `factor`, at `start` and every `interval` after it
+    (optim.schedules.intervals)."""
+
+    name: Literal["intervals"]
+    base_rate: float = Field(gt=0)
+    factor: float = Field(gt=0, lt=1)
+    start: DurationField
+    interval: DurationField
+    drops: PositiveInt
+    warmup: DurationField
+
+
 ScheduleSection = Annotated[
-    PolynomialSection | StepwiseSection, Field(discriminator="name")
+    PolynomialSection | StepwiseSection | RsqrtSection | IntervalsSection,
+    Field(discriminator="name"),
 ]
 
 
@@ -252,6 +283,11 @@ class Spec(Section):
                 f"schedule.warmup: {self.schedule.warmup} is {self.warmup_steps:g} "
                 f"steps, but the run (training.length: {self.training.length}) has "
                 f"{total}; shorten the warm-up or lengthen the run"
+            )
+        if self.schedule.name == "rsqrt" and not hasattr(self.model, "width"):
+            raise ValueError(
+                "schedule.name: rsqrt scales the rate by the model's width, and model "
+                "has none; choose another schedule"
             )
         for boundary in getattr(self.schedule, "boundaries", ()):
             if not self.warmup_steps <= self.steps(boundary) < total:

@@ -61,7 +61,7 @@ def _bad_fields(
     file: str, error: ValidationError, prefix: str, section: type[BaseModel]
 ) -> BadInput:
     lines = []
-    tags = {"lars", "sgd", "polynomial", "stepwise"}
+    tags = {"lars", "sgd", "adam", "polynomial", "stepwise", "rsqrt", "intervals"}
     for found in error.errors():
         path = prefix + ".".join(str(p) for p in found["loc"] if p not in tags)
         message = found["msg"].removeprefix("Value error, ")
