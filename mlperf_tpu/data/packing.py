@@ -1,4 +1,4 @@
-"""Pairs of token rows packed into rows of fixed length, as Google's Transformer had them.
+"""Pairs of token rows packed into rows of fixed length, as in Google's Transformer.
 
 A packed row holds several pairs, one after the other on both sides. Segments number a
 row's pairs from 1, 0 is padding; positions start anew in each segment.

@@ -1,4 +1,4 @@
-"""Sub-words by sentencepiece: text to token ids and back, one vocabulary for both sides.
+"""Sub-words by sentencepiece: text to ids and back, one vocabulary for both sides.
 
 Id 0 pads, 1 ends a line, 2 stands for what the vocabulary cannot write.
 """
@@ -74,7 +74,7 @@ class Subwords:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Each line's ids, END last."""
-        return [ids + [END] for ids in self._pieces.encode(list(lines))]
+        return [[*ids, END] for ids in self._pieces.encode(list(lines))]
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """Each row's text, up to its first END or PAD.
