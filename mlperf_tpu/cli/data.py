@@ -39,8 +39,8 @@ def data_command() -> None:
     type=click.Choice(["quick", "bytes", "decode"]),
     default="bytes",
     show_default=True,
-    help="Record headers and counts; every byte, label and image header, or every line; "
-    "every image, or every line in sub-words.",
+    help="Record headers and counts; every byte, label and image header, or every "
+    "line; every image, or every line in sub-words.",
 )
 @click.option("--chips", type=int, help="The published scale of so many chips.")
 @click.option("--scale", "scale_name", help="A published scale by its name.")

@@ -8,14 +8,18 @@ prepared as wmt14_translate/de-en (its test split is newstest2014), and the mode
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import tensorflow as tf
+
 from mlperf_tpu.data.check import Finding
 from mlperf_tpu.data.subwords import Subwords
+from mlperf_tpu.data.tfrecord import DamagedRecord, Framing, read_framing, records
 from mlperf_tpu.errors import BadInput
 
 LANGUAGES = ("en", "de")
@@ -26,6 +30,7 @@ NAMES = {
 }
 MARKUP = ("<seg", "<doc", "<refset", "<srcset", "<?xml", "<!doctype")
 CUT = "@@ "  # what subword-nmt leaves in a line that it cut
+READ_RECORDS = 1024
 SHOWN = 5  # places named of each kind; the others are counted
 
 Pairs = Iterator[tuple[str, str]]
@@ -72,20 +77,18 @@ class Text:
 
 @dataclass(frozen=True)
 class Prepared(Text):
-    """A split that TensorFlow Datasets prepared in a folder."""
+    """A split that TensorFlow Datasets prepared: records of both sides, `framings`
+    those of its files in order, `wanted` how many records each should have."""
 
-    split: str = "train"
+    framings: tuple[Framing, ...] = ()
+    wanted: tuple[int, ...] = ()
 
     def raw(self) -> Iterator[tuple[bytes | None, bytes | None]]:
-        import tensorflow_datasets as tfds
-
-        builder = tfds.builder_from_directory(self.paths[0])
-        config = tfds.ReadConfig(interleave_cycle_length=1)  # the files' own order
-        examples = builder.as_dataset(
-            split=self.split, shuffle_files=False, read_config=config
-        )
-        for example in tfds.as_numpy(examples):
-            yield tuple(example[language] for language in LANGUAGES)
+        features = {name: tf.io.FixedLenFeature([], tf.string) for name in LANGUAGES}
+        for framing in self.framings:
+            for _, data in records(framing, READ_RECORDS):
+                found = tf.io.parse_example(data, features)
+                yield from zip(*(found[k].numpy() for k in LANGUAGES), strict=True)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class TextReport:
     folder: Path
     form: TextForm
     texts: dict[str, Text]
-    framings: dict[str, list[File]] = field(default_factory=dict)
+    framings: dict[str, list[File | Framing]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     level: str = "bytes"
     said: str = "every line of both sides"
@@ -129,10 +132,24 @@ def find(folder: Path) -> tuple[TextForm, dict[str, Text]]:
     Raises BadInput for a side that is missing, and where no name is known.
     """
     if (folder / "dataset_info.json").is_file():
-        both = folder, folder
-        splits = {split: Prepared(both, split) for split in NAMES}
-        return TextForm("TensorFlow Datasets"), splits
+        return TextForm("TensorFlow Datasets"), _prepared(folder)
     return TextForm("text"), {split: _find(folder, split) for split in NAMES}
+
+
+def _prepared(folder: Path) -> dict[str, Text]:
+    info = json.loads((folder / "dataset_info.json").read_text())
+    lengths = {s["name"]: tuple(map(int, s["shardLengths"])) for s in info["splits"]}
+    texts: dict[str, Text] = {}
+    for split in NAMES:
+        paths = sorted(folder.glob(f"*-{split}.tfrecord-*"))
+        if split not in lengths or len(paths) != len(lengths[split]):
+            raise BadInput(
+                f"{folder}: {len(paths)} files of the split {split}, but "
+                f"dataset_info.json says {len(lengths.get(split, ()))}; prepare it anew"
+            )
+        framings = tuple(read_framing(path) for path in paths)
+        texts[split] = Prepared((folder, folder), framings, lengths[split])
+    return texts
 
 
 def _find(folder: Path, split: str) -> Text:
@@ -177,15 +194,22 @@ def check(folder: Path, test_lines: int) -> TextReport:
     report = TextReport(folder, form, texts)
     for split, text in texts.items():
         english, german = (_Side(report, path) for path in text.paths)
-        for lines in text.raw():
-            for side, line in zip((english, german), lines, strict=True):
-                if line is not None:
-                    side.read(line)
+        try:
+            for lines in text.raw():
+                for side, line in zip((english, german), lines, strict=True):
+                    if line is not None:
+                        side.read(line)
+        except DamagedRecord as error:
+            damage = error.damage
+            report.say("error", "damaged", damage.what, damage.path, damage.offset)
         for side in (english, german):
             side.conclude()
         report.framings[split] = [
             File(side.path, side.n_lines, side.offset) for side in (english, german)
         ]
+        if isinstance(text, Prepared):
+            report.framings[split] = list(text.framings)
+            _check_records(report, text)
         if english.n_lines != german.n_lines:
             report.say(
                 "error",
@@ -194,7 +218,8 @@ def check(folder: Path, test_lines: int) -> TextReport:
                 "German: line k of one is no translation of line k of the other",
                 german.path,
             )
-    held = report.framings["test"][0].n_records
+        if split == "test":
+            held = english.n_lines
     if held != test_lines:
         known = " (an earlier release of the set)" if held == 2737 else ""
         report.say(
@@ -205,6 +230,22 @@ def check(folder: Path, test_lines: int) -> TextReport:
             texts["test"].paths[0],
         )
     return report
+
+
+def _check_records(report: TextReport, text: Prepared) -> None:
+    for framing, wanted in zip(text.framings, text.wanted, strict=True):
+        if framing.damage is not None:
+            damage = framing.damage
+            report.say("error", "damaged", damage.what, damage.path, damage.offset)
+        elif framing.n_records != wanted:
+            report.say(
+                "error",
+                "count",
+                f"{framing.n_records} records, but dataset_info.json says {wanted}; it "
+                "was cut between two records, or is of another preparation",
+                framing.path,
+                framing.n_bytes,
+            )
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.collectives.xla import XlaPlace
+from mlperf_tpu.collectives.xla import XlaPlace, random_bits
 
 
 class Draws:
@@ -49,4 +49,6 @@ def dropout(x, rate: float, draws: Draws | None):
 
 def _bits(shape, seed):
     """Uniform int32 over all its values."""
-    return tf.random.stateless_uniform(shape, seed, None, None, tf.int32)
+    if not isinstance(collectives.place(), XlaPlace):
+        return tf.random.stateless_uniform(shape, seed, None, None, tf.int32)
+    return tf.bitcast(random_bits(seed, shape), tf.int32)

@@ -19,6 +19,7 @@ SETTINGS = (
     f"data.eval_examples={N_TEST}",
     "data.vocabulary=120",
     "data.row_length=64",
+    "data.longest=64",
     "data.eval_length=64",
     "training.global_batch=4",
 )
@@ -182,24 +183,48 @@ def test_tf_26011_long_pairs_are_left_out_counted_and_said(wmt, folder):
     assert program.notes[0].startswith("1 of 201 training pairs are longer than 60")
 
 
-def test_a_prepared_data_set_is_read(wmt, tmp_path, lines, model):
-    tfds = pytest.importorskip("tensorflow_datasets")
-    features = tfds.features.Translation(languages=("en", "de"))
-    splits = {
-        split: [{"en": a, "de": b} for a, b in pairs]
-        for split, pairs in zip(("train", "test"), lines, strict=True)
-    }
-    folder = tmp_path / "wmt14_translate"
-    tfds.dataset_builders.store_as_tfds_dataset(
-        name="wmt14_translate",
-        version="1.0.0",
-        features=features,
-        split_datasets=splits,
-        data_dir=folder,
-    )
-    [info] = folder.rglob("dataset_info.json")
-    (info.parent / "wmt.model").write_bytes(model)
-    code, found = data_check(info.parent)
+@pytest.fixture
+def prepared(tmp_path, tensorflow, lines, model):
+    """As TensorFlow Datasets lays a data set out: two files of training records."""
+    tf = tensorflow
+
+    def example(pair):
+        texts = zip(("en", "de"), pair, strict=True)
+        lists = {k: tf.train.BytesList(value=[t.encode()]) for k, t in texts}
+        feature = {k: tf.train.Feature(bytes_list=v) for k, v in lists.items()}
+        return tf.train.Example(features=tf.train.Features(feature=feature))
+
+    files = {"train": [lines[0][:120], lines[0][120:]], "test": [lines[1]]}
+    for split, parts in files.items():
+        for k, part in enumerate(parts):
+            name = f"wmt14_translate-{split}.tfrecord-{k:05}-of-{len(parts):05}"
+            with tf.io.TFRecordWriter(str(tmp_path / name)) as out:
+                for pair in part:
+                    out.write(example(pair).SerializeToString())
+    splits = [
+        {"name": split, "shardLengths": [str(len(part)) for part in parts]}
+        for split, parts in files.items()
+    ]
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"splits": splits}))
+    (tmp_path / "wmt.model").write_bytes(model)
+    return tmp_path
+
+
+def test_a_prepared_data_set_is_read(wmt, prepared, lines):
+    code, found = data_check(prepared)
     assert (code, found["form"]) == (0, "TensorFlow Datasets")
-    _, texts = wmt.find(info.parent)
-    assert sorted(texts["test"].lines()) == sorted(lines[1])
+    assert [split["records"] for split in found["splits"]] == [200, N_TEST]
+    _, texts = wmt.find(prepared)
+    assert list(texts["train"].lines()) == lines[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [(lambda b: b[:-3], "damaged"), (lambda b: b[:60] + b"?" + b[61:], "damaged")],
+)
+def test_a_damaged_record_is_named(wmt, prepared, damage, kind):
+    change(prepared, "wmt14_translate-train.tfrecord-00001-of-00002", damage)
+    code, found = data_check(prepared)
+    assert code == 1
+    error = found["findings"][0]
+    assert error["kind"] == kind and error["file"].endswith("00001-of-00002")
