@@ -183,6 +183,8 @@ def _datasets(
     if data_dir is not None:
         progress.say(f"Checking the files in {data_dir}")
     datasets = program.datasets(data_dir)
+    for note in getattr(program, "notes", ()):  # what was left out of them
+        progress.say(note)
     for name, dataset in zip(("train", "eval"), datasets, strict=True):
         wanted = getattr(spec.data, f"{name}_examples")
         if dataset.n_examples != wanted:
@@ -365,10 +367,12 @@ class _Run:
             self.program,
             state,
             self.program.fake_batch(self.spec.training.global_batch),
+            self._fake_eval_batch(),
         )
         if saved is None:
             for key, value in self.program.hyperparameters().items():
-                self.log.event(key, value)
+                value, metadata = value if isinstance(value, tuple) else (value, {})
+                self.log.event(key, value, **metadata)
             if time.monotonic() - init_began > INIT_LIMIT_S:
                 self.progress.say("initialisation took more than 20 minutes: not legal")
             self.log.end("init_stop")
@@ -491,10 +495,14 @@ class _Run:
         return self._ahead(self.datasets[0].train_batches(batch, self.seed, self.step))
 
     def _eval_batches(self) -> Iterator[Any]:
-        batch = self.spec.training.global_batch
         if self.datasets is None:
-            return iter([self.program.fake_batch(batch)])
-        return self._ahead(self.datasets[1].eval_batches(batch))
+            return iter([self._fake_eval_batch()])
+        return self._ahead(self.datasets[1].eval_batches(self.spec.eval_batch))
+
+    def _fake_eval_batch(self) -> Any:
+        """As a training batch, unless the program says how its evaluation's differ."""
+        fake = getattr(self.program, "fake_eval_batch", self.program.fake_batch)
+        return fake(self.spec.eval_batch)
 
     def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Read ahead here, unless the hosts of a slice do so themselves."""

@@ -36,7 +36,14 @@ class Mesh(Protocol):
     name: str
     n_replicas: int
 
-    def start(self, program: Program, state: State, batch: Batch) -> None: ...
+    def start(
+        self,
+        program: Program,
+        state: State,
+        batch: Batch,
+        eval_batch: Batch | None = None,
+    ) -> None:
+        """`eval_batch` where an evaluation's fields or sizes are others."""
 
     def load(self, state: State) -> None: ...
 

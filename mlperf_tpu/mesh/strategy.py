@@ -45,7 +45,13 @@ class StrategyMesh:
         self._batches: Any = None
         self._input_error: Exception | None = None
 
-    def start(self, program: Program, state: State, batch: Batch) -> None:
+    def start(
+        self,
+        program: Program,
+        state: State,
+        batch: Batch,
+        eval_batch: Batch | None = None,
+    ) -> None:
         """Takes the state, traces and compiles all that the run will call.
 
         `batch` is a global batch of the right shapes that may hold anything; the step
@@ -64,6 +70,8 @@ class StrategyMesh:
             traced = self._step.get_concrete_function(fake)
             self._loop = self._loop_of(sorted(traced.structured_outputs))
             self._loop(fake, 1)
+            if eval_batch is not None:
+                fake = self._iterator(Repeated(eval_batch))
             self._evaluation(fake)
             self._fetch()
         self.load(state)

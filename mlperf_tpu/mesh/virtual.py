@@ -257,7 +257,13 @@ class VirtualMesh:
         self._exchange = _Exchange(n_devices)
         self._states: list[State] = []
 
-    def start(self, program: Program, state: State, batch: Batch) -> None:
+    def start(
+        self,
+        program: Program,
+        state: State,
+        batch: Batch,
+        eval_batch: Batch | None = None,
+    ) -> None:
         """Takes the state, traces the step and the evaluation, runs each once.
 
         `batch` is a global batch of the right shapes that may hold anything; what the
@@ -266,10 +272,11 @@ class VirtualMesh:
         self._sharded = program.step.update.sharded
         self.load(state)
         first, pieces = self._states[0], self._split(batch)
+        tested = pieces if eval_batch is None else self._split(eval_batch)
         self._step = self._trace(program.step, first, pieces[0])
-        self._evaluation = self._trace(program.evaluate, first, pieces[0])
-        for traced in (self._step, self._evaluation):
-            self._on_devices(lambda r, f=traced: f(r, self._states[r], pieces[r]))
+        self._evaluation = self._trace(program.evaluate, first, tested[0])
+        for traced, on in ((self._step, pieces), (self._evaluation, tested)):
+            self._on_devices(lambda r, f=traced, p=on: f(r, self._states[r], p[r]))
 
     def train(self, batches: Iterator[Batch], n_steps: int) -> Iterator[Metrics]:
         """Takes `n_steps` steps, one global batch each; yields each step's metrics."""

@@ -83,13 +83,20 @@ class XlaMesh:
                 "imported before this mesh was made; start a process of its own"
             )
 
-    def start(self, program: Program, state: State, batch: Batch) -> None:
+    def start(
+        self,
+        program: Program,
+        state: State,
+        batch: Batch,
+        eval_batch: Batch | None = None,
+    ) -> None:
         """Lowers and compiles the step and the evaluation; puts the state in place."""
         self._sharded = program.step.update.sharded
         self._structure = self._mine(state, 0)
         piece = self._split(batch)[0]
         self._step = self.compile(program.step, self._structure, piece)
-        self._evaluation = self.compile(program.evaluate, self._structure, piece)
+        tested = piece if eval_batch is None else self._split(eval_batch)[0]
+        self._evaluation = self.compile(program.evaluate, self._structure, tested)
         self.load(state)
 
     def load(self, state: State) -> None:

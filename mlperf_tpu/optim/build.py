@@ -8,8 +8,20 @@ import keras
 import tensorflow as tf
 
 from mlperf_tpu.nn.batch_norm import BatchNorm
-from mlperf_tpu.optim.optimizers import Lars, Momentum, Optimizer, Parameter
-from mlperf_tpu.optim.schedules import Schedule, polynomial, stepwise
+from mlperf_tpu.optim.optimizers import (
+    Adam,
+    Lars,
+    Momentum,
+    Optimizer,
+    Parameter,
+)
+from mlperf_tpu.optim.schedules import (
+    Schedule,
+    intervals,
+    polynomial,
+    rsqrt,
+    stepwise,
+)
 from mlperf_tpu.optim.update import WeightUpdate
 from mlperf_tpu.spec import Spec
 
@@ -33,6 +45,8 @@ def parameters_of(model: keras.Model) -> tuple[Parameter, ...]:
 def build_optimizer(section: Any) -> Optimizer:
     if section.name == "sgd":
         return Momentum(section.momentum, section.weight_decay)
+    if section.name == "adam":
+        return Adam(section.beta_1, section.beta_2, section.epsilon)
     return Lars(
         section.momentum,
         section.weight_decay,
@@ -62,6 +76,17 @@ def build_schedule(spec: Spec) -> Schedule:
         boundaries = [round(spec.steps(b)) for b in section.boundaries]
         return stepwise(
             section.base_rate, boundaries, section.factor, spec.warmup_steps
+        )
+    if section.name == "rsqrt":
+        return rsqrt(section.base_rate, spec.warmup_steps, spec.model.width)
+    if section.name == "intervals":
+        return intervals(
+            section.base_rate,
+            round(spec.steps(section.start)),
+            round(spec.steps(section.interval)),
+            section.factor,
+            section.drops,
+            round(spec.warmup_steps),
         )
     return polynomial(
         section.base_rate,

@@ -1,4 +1,4 @@
-"""LARS in both forms and momentum SGD, on whole tensors or on a replica's shards.
+"""LARS in both forms, momentum SGD and Adam, on whole tensors or on a replica's shards.
 
 An optimizer is one pure function over lists of tensors, one element a parameter. What
 it needs beyond element-wise arithmetic are norms; `sum_squares` gives them, so that the
@@ -36,6 +36,10 @@ class Optimizer(Protocol):
 
     slots: tuple[str, ...]
 
+    def step_size(self, rate: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """What `update` takes as its rate at `step` (from 0), for a learning rate."""
+        return rate
+
     def update(
         self,
         parameters: Sequence[Parameter],
@@ -49,7 +53,7 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Optimizer):
     """SGD with momentum: v <- m v + (g + wd w); w <- w - rate v."""
 
     momentum: float
@@ -67,7 +71,7 @@ class Momentum:
 
 
 @dataclass(frozen=True)
-class Lars:
+class Lars(Optimizer):
     """Layer-wise adaptive rate scaling (arXiv 1708.03888) in both forms of 1909.09756.
 
     With the trust ratio r = trust |w| / (|g| + wd |w| + epsilon), 1 where either norm
@@ -130,3 +134,37 @@ class Lars:
             1.0,
         )
         return tf.where(usable, self.trust * weight_norms / below, 1.0)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (arXiv 1412.6980), its bias correction folded into the rate, as in TF1:
+
+    m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
+    w <- w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon), t from 1.
+    """
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    slots: tuple[str, ...] = ("first_moment", "second_moment")
+
+    def step_size(self, rate, step):
+        t = tf.cast(step, tf.float32) + 1.0
+        return rate * tf.sqrt(1.0 - self.beta_2**t) / (1.0 - self.beta_1**t)
+
+    def update(self, parameters, weights, gradients, slots, rate, sum_squares):
+        first, second, new = [], [], []
+        for w, g, m, v in zip(
+            weights,
+            gradients,
+            slots["first_moment"],
+            slots["second_moment"],
+            strict=True,
+        ):
+            m = self.beta_1 * m + (1.0 - self.beta_1) * g
+            v = self.beta_2 * v + (1.0 - self.beta_2) * tf.square(g)
+            first.append(m)
+            second.append(v)
+            new.append(w - rate * m / (tf.sqrt(v) + self.epsilon))
+        return new, {"first_moment": first, "second_moment": second}

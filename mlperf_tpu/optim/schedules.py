@@ -1,7 +1,8 @@
 """Learning rates as functions of the step: pure, float32, clamped at the run's end.
 
-Every schedule rises linearly from 0 to its base rate over the warm-up, never rises
-after it, and is exactly its end value from its last step on.
+Every schedule rises from 0 (`intervals`: from a hundredth of its base rate)
+over the warm-up, and never rises after it; one with an end is exactly its end value
+from its last step on.
 """
 
 from __future__ import annotations
@@ -50,6 +51,45 @@ def stepwise(
         at = tf.cast(step, tf.float32)
         drops = tf.add_n([tf.cast(step >= b, tf.float32) for b in boundaries])
         return _warm_up(at, base, warmup_steps, base * factor**drops)
+
+    return rate
+
+
+def rsqrt(constant: float, warmup_steps: float, width: int) -> Schedule:
+    """constant * min(1, s / warmup) / sqrt(max(s, warmup) * width), s = step + 1.
+
+    The Transformer's (arXiv 1706.03762); steps count from 1, so that the first moves
+    the weights.
+
+    >>> rate = rsqrt(constant=2.0, warmup_steps=4, width=16)
+    >>> [round(float(rate(tf.constant(s))), 4) for s in (0, 1, 3, 15)]
+    [0.0625, 0.125, 0.25, 0.125]
+    """
+
+    def rate(step: tf.Tensor) -> tf.Tensor:
+        at = tf.cast(step, tf.float32) + 1.0
+        risen = tf.minimum(1.0, at / max(warmup_steps, 1.0))
+        return constant * risen * tf.math.rsqrt(tf.maximum(at, warmup_steps) * width)
+
+    return rate
+
+
+def intervals(
+    base: float, start: int, interval: int, factor: float, drops: int, warmup: int
+) -> Schedule:
+    """An exponential warm-up from base / 100 (tensor2tensor's, which GNMT takes), then
+    `base` times `factor` at `start` and every `interval` steps after, `drops` times.
+
+    >>> rate = intervals(1.0, 4, 2, factor=0.5, drops=2, warmup=2)
+    >>> [round(float(rate(tf.constant(s))), 3) for s in (0, 1, 2, 3, 4, 6, 8)]
+    [0.01, 0.1, 1.0, 1.0, 0.5, 0.25, 0.25]
+    """
+
+    def rate(step: tf.Tensor) -> tf.Tensor:
+        at = tf.cast(step, tf.float32)
+        rising = base * 100.0 ** (tf.minimum(at / max(warmup, 1), 1.0) - 1.0)
+        done = tf.clip_by_value(tf.floor((at - start) / interval) + 1, 0.0, drops)
+        return tf.where(at < warmup, rising, base * factor**done)
 
     return rate
 

@@ -7,6 +7,7 @@ replica. The state is a nest of tensors:
     weights     a list, one tensor a parameter; equal on all replicas
     statistics  a list, the model's non-trainable variables; equal on all replicas
     slots       {name: list}, the optimizer's tensors: this replica's rows when sharded
+    seed        int32 scalar, the run's, where the loss draws at random
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ State = dict[str, Any]
 Batch = dict[str, tf.Tensor]
 Metrics = dict[str, tf.Tensor]
 # (weights, statistics, batch) -> (sums over the batch's examples, new statistics);
-# the sums are float32 scalars, "loss" and "count" among them.
-LossFunction = Callable[[list, list, Batch], tuple[Metrics, list]]
+# the sums are float32 scalars, "loss" and "count" among them. A loss that draws at
+# random takes a fourth argument, the stateless seed of this step and replica.
+LossFunction = Callable[..., tuple[Metrics, list]]
 
 # What a compiled step's ops of the gradient sum and the update are found by.
 UPDATE_SCOPE = "weight_update"
@@ -34,23 +36,30 @@ UPDATE_SCOPE = "weight_update"
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Gradients are sums over the global batch, divided once by `global_batch`."""
+    """Gradients are sums over the global batch, divided once: by `global_batch`, or,
+    where it is None, by the count of all replicas (real tokens, not rows, of text).
+
+    `draws`: the loss draws at random (dropout), by a seed of (seed, step, replica).
+    """
 
     loss_function: LossFunction
     update: WeightUpdate
     schedule: Schedule
-    global_batch: int
+    global_batch: int | None
+    draws: bool = False
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         weights, statistics = state["weights"], state["statistics"]
+        seeds = [step_seed(state["seed"], state["step"])] if self.draws else []
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            sums, statistics = self.loss_function(weights, statistics, batch)
-            mean_loss = sums["loss"] / self.global_batch
+            sums, statistics = self.loss_function(weights, statistics, batch, *seeds)
+            mean_loss = sums["loss"] / self._divisor(sums["count"])
         gradients = tape.gradient(mean_loss, weights)
         rate = self.schedule(state["step"])
+        size = self.update.optimizer.step_size(rate, state["step"])
         with tf.name_scope(UPDATE_SCOPE):
-            weights, slots = self.update.apply(weights, gradients, state["slots"], rate)
+            weights, slots = self.update.apply(weights, gradients, state["slots"], size)
         statistics, metrics = _agree(statistics, sums)
         new = {
             "step": state["step"] + 1,
@@ -58,7 +67,15 @@ class TrainingStep:
             "statistics": statistics,
             "slots": slots,
         }
+        if self.draws:
+            new["seed"] = tf.identity(state["seed"])
         return new, {**metrics, "learning_rate": rate}
+
+    def _divisor(self, count):
+        if self.global_batch is not None:
+            return self.global_batch
+        [total] = collectives.all_reduce([tf.stop_gradient(count)])
+        return tf.maximum(total, 1.0)
 
     def state_spec(self, statistics, n_replicas: int) -> State:
         """One replica's state as tensor specs, for lowering; `statistics` likewise."""
@@ -67,7 +84,9 @@ class TrainingStep:
         def specs(shapes):
             return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
 
+        seed = {"seed": tf.TensorSpec([], tf.int32)} if self.draws else {}
         return {
+            **seed,
             "step": tf.TensorSpec([], tf.int64),
             "weights": specs(p.shape for p in update.parameters),
             "statistics": list(statistics),
@@ -77,14 +96,26 @@ class TrainingStep:
             },
         }
 
-    def initial_state(self, weights, statistics, n_replicas: int) -> State:
+    def initial_state(
+        self, weights, statistics, n_replicas: int, seed: int = 0
+    ) -> State:
         """The state of all replicas as host arrays; slots as [replicas, row]."""
+        drawn = {"seed": tf.constant(seed % 2**31, tf.int32)} if self.draws else {}
         return {
+            **drawn,
             "step": tf.constant(0, tf.int64),
             "weights": list(weights),
             "statistics": list(statistics),
             "slots": self.update.initial_slots(weights, n_replicas),
         }
+
+
+def step_seed(seed, step):
+    """The stateless seed of a step on this replica, int32 [2]: no two (seed, step,
+    replica) share one, up to 2^31 of (step, replica) a run."""
+    n = collectives.n_replicas()
+    place = tf.cast(step, tf.int32) * n + collectives.replica_id()
+    return tf.stack([seed, place])
 
 
 def _agree(statistics, sums):

@@ -119,7 +119,16 @@ class MomentumSection(Section):
     weight_decay: float = Field(ge=0)
 
 
-OptimizerSection = Annotated[LarsSection | MomentumSection, Field(discriminator="name")]
+class AdamSection(Section):
+    name: Literal["adam"]
+    beta_1: float = Field(ge=0, lt=1)
+    beta_2: float = Field(ge=0, lt=1)
+    epsilon: float = Field(gt=0)
+
+
+OptimizerSection = Annotated[
+    LarsSection | MomentumSection | AdamSection, Field(discriminator="name")
+]
 
 
 class PolynomialSection(Section):
@@ -138,8 +147,30 @@ class StepwiseSection(Section):
     warmup: DurationField
 
 
+class RsqrtSection(Section):
+    """`base_rate` is the constant of optim.schedules.rsqrt, `model.width` its width."""
+
+    name: Literal["rsqrt"]
+    base_rate: float = Field(gt=0)
+    warmup: DurationField
+
+
+class IntervalsSection(Section):
+    """`drops` drops by `factor`, at `start` and every `interval` after it
+    (optim.schedules.intervals)."""
+
+    name: Literal["intervals"]
+    base_rate: float = Field(gt=0)
+    factor: float = Field(gt=0, lt=1)
+    start: DurationField
+    interval: DurationField
+    drops: PositiveInt
+    warmup: DurationField
+
+
 ScheduleSection = Annotated[
-    PolynomialSection | StepwiseSection, Field(discriminator="name")
+    PolynomialSection | StepwiseSection | RsqrtSection | IntervalsSection,
+    Field(discriminator="name"),
 ]
 
 
@@ -160,10 +191,12 @@ class UpdateSection(Section):
 
 
 class EvaluationSection(Section):
-    """Every so often, the first time after `first` (every `every` where not given)."""
+    """Every so often, the first time after `first` (every `every` where not given);
+    `batch` examples at once, as many as in training where not given."""
 
     every: DurationField
     first: DurationField | None = None
+    batch: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
@@ -253,6 +286,11 @@ class Spec(Section):
                 f"steps, but the run (training.length: {self.training.length}) has "
                 f"{total}; shorten the warm-up or lengthen the run"
             )
+        if self.schedule.name == "rsqrt" and not hasattr(self.model, "width"):
+            raise ValueError(
+                "schedule.name: rsqrt scales the rate by the model's width, and model "
+                "has none; choose another schedule"
+            )
         for boundary in getattr(self.schedule, "boundaries", ()):
             if not self.warmup_steps <= self.steps(boundary) < total:
                 raise ValueError(
@@ -273,16 +311,25 @@ class Spec(Section):
                 f"(training.length: {self.training.length}); evaluate more often"
             )
 
+    @property
+    def eval_batch(self) -> int:
+        """Examples that an evaluation takes at once."""
+        return int(self.evaluation.batch or self.training.global_batch)
+
     def check_replicas(self, n_replicas: int, what: str = "replicas") -> None:
-        """Refuses a number of replicas that the batch or the span does not fit."""
+        """Refuses a number of replicas that a batch or the span does not fit."""
         batch = self.training.global_batch
-        if batch % n_replicas:
-            below = max(d for d in range(1, n_replicas) if batch % d == 0)
-            raise BadInput(
-                f"training.global_batch: {batch} examples do not divide over "
-                f"{n_replicas} {what}; choose {below} {what}, or a batch that is a "
-                f"multiple of {n_replicas}"
-            )
+        for field, size in (
+            ("training.global_batch", batch),
+            ("evaluation.batch", self.eval_batch),
+        ):
+            if size % n_replicas:
+                below = max(d for d in range(1, n_replicas) if size % d == 0)
+                raise BadInput(
+                    f"{field}: {size} examples do not divide over {n_replicas} {what}; "
+                    f"choose {below} {what}, or a batch that is a multiple of "
+                    f"{n_replicas}"
+                )
         if self.batch_norm is None:
             return
         local, span = batch // n_replicas, self.batch_norm.span

@@ -61,7 +61,7 @@ def _bad_fields(
     file: str, error: ValidationError, prefix: str, section: type[BaseModel]
 ) -> BadInput:
     lines = []
-    tags = {"lars", "sgd", "polynomial", "stepwise"}
+    tags = {"lars", "sgd", "adam", "polynomial", "stepwise", "rsqrt", "intervals"}
     for found in error.errors():
         path = prefix + ".".join(str(p) for p in found["loc"] if p not in tags)
         message = found["msg"].removeprefix("Value error, ")
@@ -72,7 +72,8 @@ def _bad_fields(
             message = "is missing; say it in the spec or with --set"
         elif found["type"] != "value_error":
             message = f"{found['input']!r}: {message[0].lower()}{message[1:]}"
-        lines.append(f"{path}: {message}" if path else message)
+        # What a section's own check says names its field itself.
+        lines.append(f"{path}: {message}" if found["loc"] else message)
     return BadInput(f"{file}: " + "\n  ".join(lines))
 
 
