@@ -41,6 +41,8 @@ class XlaPlace:
         return gen_xla_ops.xla_replica_id()
 
     def all_reduce(self, values, groups):
+        if self.n_partitions > 1 and len(groups) > 1:
+            return self._all_reduce_by_slots(values, groups)
         return [
             gen_xla_ops.xla_all_reduce(
                 v,
@@ -50,6 +52,21 @@ class XlaPlace:
             )
             for v in values
         ]
+
+    def _all_reduce_by_slots(self, values, groups):
+        """Over all replicas, each group in a slot of its own: libtpu 0.0.52 aborts on
+        a reduction over several groups in a module of several partitions."""
+        slot_of = np.empty(self.n_replicas, np.int32)
+        for slot, group in enumerate(groups):
+            slot_of[list(group)] = slot
+        slot = tf.gather(tf.constant(slot_of), self.replica_id())
+        mine = tf.one_hot(slot, len(groups))
+        slots = [
+            tf.cast(tf.reshape(mine, [-1, *[1] * v.shape.rank]), v.dtype) * v
+            for v in values
+        ]
+        sums = self.all_reduce(slots, (tuple(range(self.n_replicas)),))
+        return [tf.gather(s, slot) for s in sums]
 
     def reduce_scatter(self, values, groups):
         return [
