@@ -171,18 +171,14 @@ class Program:
         """`n` random images with two boxes each, of real ones' dtypes and shapes."""
         random = np.random.default_rng(0)
         size = self.spec.data.image_size
-        targets = []
-        for _ in range(n):
-            corner = random.uniform(0, 0.5, (2, 2))
-            boxes = np.concatenate(
-                [corner, corner + random.uniform(0.1, 0.5, (2, 2))], 1
-            )
-            classes = random.integers(0, self.spec.data.classes, 2, np.int32)
-            targets.append(self.anchors.of_image(boxes.astype(np.float32), classes))
+        corners = random.uniform(0, 0.5, (n, 2, 2))
+        sides = random.uniform(0.1, 0.5, (n, 2, 2))
+        boxes = np.concatenate([corners, corners + sides], -1, dtype=np.float32)
+        classes = random.integers(0, self.spec.data.classes, (n, 2), np.int32)
         return {
             "image": random.integers(0, 256, (n, size, size, 3), np.uint8),
             "id": np.arange(n, dtype=np.int32),
-            **{name: np.stack([t[name] for t in targets]) for name in targets[0]},
+            **self.anchors.of_images(list(boxes), list(classes)),
         }
 
     def _levels(self, weights, statistics, batch, training: bool):
