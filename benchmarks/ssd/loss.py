@@ -69,7 +69,9 @@ def largest(values, counts):
     above, equal = bits > least, bits == least
     missing = counts - number(above)
     # The largest `end` such that no more than `missing` equal ones stand before it.
-    place, end = tf.range(m)[None], tf.zeros_like(counts)
+    # Zero, but not as a constant: of constants TensorFlow would make a mask, which it
+    # writes into StableHLO in a form that later compilers cannot read.
+    place, end = tf.range(m)[None], tf.minimum(counts, 0)
     for bit in reversed(range(m.bit_length())):
         later = end | (1 << bit)
         end = tf.where(number(equal & (place < later)) <= missing, later, end)

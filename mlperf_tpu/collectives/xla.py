@@ -42,7 +42,7 @@ class XlaPlace:
 
     def all_reduce(self, values, groups):
         if self.n_partitions > 1 and len(groups) > 1:
-            return self._all_reduce_by_slots(values, groups)
+            return self._all_reduce_by_exchange(values, groups)
         return [
             gen_xla_ops.xla_all_reduce(
                 v,
@@ -53,20 +53,30 @@ class XlaPlace:
             for v in values
         ]
 
-    def _all_reduce_by_slots(self, values, groups):
-        """Over all replicas, each group in a slot of its own: libtpu 0.0.52 aborts on
-        a reduction over several groups in a module of several partitions."""
-        slot_of = np.empty(self.n_replicas, np.int32)
-        for slot, group in enumerate(groups):
-            slot_of[list(group)] = slot
-        slot = tf.gather(tf.constant(slot_of), self.replica_id())
-        mine = tf.one_hot(slot, len(groups))
-        slots = [
-            tf.cast(tf.reshape(mine, [-1, *[1] * v.shape.rank]), v.dtype) * v
-            for v in values
-        ]
-        sums = self.all_reduce(slots, (tuple(range(self.n_replicas)),))
-        return [tf.gather(s, slot) for s in sums]
+    def _all_reduce_by_exchange(self, values, groups):
+        """By messages alone: libtpu 0.0.52 aborts on a reduction over several groups in
+        a module of several partitions.
+
+        Recursive doubling where a group's size is a power of two: in round k a member
+        adds what the member whose number differs in bit k has so far. Both add the
+        same two numbers, so that all members end with the same bits. Members are
+        numbered by their ids: in a tile of the grid most rounds reach along one axis.
+        Else everyone's own value goes once around the group.
+        """
+        size = len(groups[0])
+        doubling = size & (size - 1) == 0
+        shifts = [1 << k for k in range(size.bit_length() - 1)]
+        members = [sorted(group) for group in groups]
+        sums, travelling = list(values), list(values)
+        for shift in shifts if doubling else [1] * (size - 1):
+            pairs = [
+                (group[i], group[i ^ shift if doubling else (i + 1) % size])
+                for group in members
+                for i in range(size)
+            ]
+            travelling = self.permute(sums if doubling else travelling, pairs)
+            sums = [s + t for s, t in zip(sums, travelling, strict=True)]
+        return sums
 
     def reduce_scatter(self, values, groups):
         return [
