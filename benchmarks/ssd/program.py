@@ -37,7 +37,7 @@ class Program:
         self._network = network  # another activation, for proofs
         self.anchors = Anchors(spec)
         self.model = self._new_model()
-        self._truth: Mapping[str, Any] | None = None
+        self.truth: Mapping[str, Any] | None = None  # the evaluation's boxes
         self.step = TrainingStep(
             self.loss,
             build_update(spec, parameters_of(self.model)),
@@ -136,15 +136,15 @@ class Program:
 
     def quality(self, evaluation: dict[str, Any]) -> float:
         """COCO's mAP@[.5:.95] of an evaluation; 0 where the data are fake."""
-        if self._truth is None:
+        if self.truth is None:
             return 0.0
         return mean_average_precision(
-            self._truth, evaluation["id"], evaluation["detections"]
+            self.truth, evaluation["id"], evaluation["detections"]
         )
 
     def datasets(self, data_dir) -> tuple[Dataset, Dataset]:
         """The training and the evaluation set, whose boxes `quality` holds on to."""
-        train, held_out, self._truth = datasets(self.spec, self.anchors, data_dir)
+        train, held_out, self.truth = datasets(self.spec, self.anchors, data_dir)
         return train, held_out
 
     def hyperparameters(self) -> dict[str, Any]:
