@@ -189,7 +189,7 @@ _BOXES = np.array([[0.25, 0.25, 0.75, 0.75], [0.7, 0.2, 0.9, 0.8]], np.float32)
 
 
 def match(mesh: Any, settings: Sequence[str]) -> list[Results]:
-    """Anchors, whom they are matched to and a code, `by hand` or by the input's code."""
+    """Anchors, their matches and a code; or (`by hand`) what these must be."""
     if "by hand" in settings:
         return [BY_HAND]
     from mlperf_tpu.detection.anchors import ssd_anchors

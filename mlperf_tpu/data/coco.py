@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,8 +26,9 @@ from mlperf_tpu.data.tfrecord import reader
 from mlperf_tpu.detection.coco import PADDED
 from mlperf_tpu.errors import RunFailed
 
-# (pixels uint8 [h, w, 3], boxes [n, 4], classes [n], seed int64 [2]) -> a batch's fields
+# (pixels uint8 [h, w, 3], boxes [n, 4], classes [n], seed int64 [2]) -> an example
 Prepare = Callable[..., Mapping[str, tf.Tensor]]
+_ONE_HOST = Host()
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Coco:
     split: Split
     prepare: Prepare
     training: bool
-    host: Host = Host()
+    host: Host = _ONE_HOST
 
     @functools.cached_property
     def kept(self) -> np.ndarray:
@@ -93,7 +95,8 @@ class Coco:
     def _eval_rows(self, batch: int) -> tf.data.Dataset:
         """Each host the same number of batches, so that none waits in vain."""
         rows = self.host.rows(batch)
-        padded = -(-(-(-self.n_examples // self.host.n_hosts)) // rows) * rows
+        largest = math.ceil(self.n_examples / self.host.n_hosts)
+        padded = math.ceil(largest / rows) * rows
         images = tf.data.Dataset.from_tensor_slices(self._share().astype(np.int64))
         examples = self._mapped(images, lambda image: self._fields(image, None))
 

@@ -102,11 +102,9 @@ def _check_split(
     _check_annotations(split, say)
     if len(report.errors) == before:  # else what is left to train on means nothing
         _check_counts(split, wanted, say)
-    read = [
-        (place, image) for place, image in zip(split.places, split.document["images"])
-    ]
-    level = report.level
-    for kind, findings in threads.map(lambda r: _look_at(*r, level), read):
+    level, images = report.level, split.document["images"]
+    looks = threads.map(lambda p, i: _look_at(p, i, level), split.places, images)
+    for kind, findings in looks:
         report.images[kind] += 1
         for sort, message in findings:
             say("error", sort, message)
@@ -130,8 +128,8 @@ def _check_categories(split: Split, classes: int, say: Say) -> None:
         say(
             "note",
             "category",
-            f"category ids {ids[0]} to {ids[-1]} with {ids[-1] - ids[0] + 1 - len(ids)} "
-            f"gaps; classes are numbered without",
+            f"category ids {ids[0]} to {ids[-1]} leave out "
+            f"{ids[-1] - ids[0] + 1 - len(ids)}; classes are numbered without gaps",
         )
 
 

@@ -2,7 +2,7 @@
 
 Two forms are read: COCO's own (annotations/instances_train2017.json and val2017, the
 images in train2017/ and val2017/), and what TensorFlow Datasets prepares (coco/2017).
-Of both a split is the same: a document of COCO's form, and where each image's bytes are.
+Of both a split is a document of COCO's form, and where each image's bytes are.
 """
 
 from __future__ import annotations
