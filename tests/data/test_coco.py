@@ -160,7 +160,7 @@ def test_a_missing_image_is_named(tmp_path):
     document, found = findings(folder, "quick")
     assert not document["ok"]
     assert any("image 102" in m and "is missing" in m for _, m in found)
-    with pytest.raises(BadInput, match="image 102.*is missing"):
+    with pytest.raises(BadInput, match=r"image 102.*is missing"):
         program().datasets(folder)
 
 

@@ -25,7 +25,7 @@ def test_crops_are_large_enough_not_too_narrow_and_inside(crops):
     sides = crops[:, 2:] - crops[:, :2]
     assert sides.min() >= 0.3 - 1e-6
     aspect = sides[:, 0] / sides[:, 1]
-    assert 0.5 - 1e-5 <= aspect.min() and aspect.max() <= 2 + 1e-5
+    assert aspect.min() >= 0.5 - 1e-5 and aspect.max() <= 2 + 1e-5
     assert len(np.unique(crops, axis=0)) > 10
     # One choice in seven is the whole image, and others end in it.
     assert 1 <= (sides.min(1) == 1).sum() < 30
@@ -33,6 +33,7 @@ def test_crops_are_large_enough_not_too_narrow_and_inside(crops):
 
 def test_each_crop_overlaps_every_box_and_holds_a_centre(crops):
     from mlperf_tpu.benchmarks.ssd.augment import in_crop
+
     from mlperf_tpu.detection.boxes import iou
 
     assert (iou(crops, BOXES).numpy() > 0).all()

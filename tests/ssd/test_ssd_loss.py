@@ -69,6 +69,7 @@ def test_torchcv_35_an_image_without_boxes_has_loss_0_and_finite_gradients(tenso
 
 def test_targets_hold_the_class_and_the_code_of_the_matched_box():
     from mlperf_tpu.benchmarks.ssd.targets import Anchors
+
     from mlperf_tpu.detection.boxes import decode
     from mlperf_tpu.spec import load, resolve
 
