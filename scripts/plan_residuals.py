@@ -58,7 +58,9 @@ def table(lines: list[list[str]]) -> str:
 
 def text(benchmark: str, rows: list[Row]) -> str:
     steps = [["scale", "replicas x cores", "images", *PARTS, "total"]]
-    times = [["scale", "steady ms", "published", "", "train s", "published", "", "tail s"]]
+    times = [
+        ["scale", "steady ms", "published", "", "train s", "published", "", "tail s"]
+    ]
     off = []
     for row in rows:
         step, measured, error = row["step_ms"], row["published"], row["error"]
