@@ -47,7 +47,8 @@ class MeshSize:
     def make(self) -> Any:
         topology = None
         if self.grid:
-            topology = Topology.parse(self.grid).with_holes([self.hole])
+            holes = [self.hole] if self.hole else []
+            topology = Topology.parse(self.grid).with_holes(holes)
         if self.place == "virtual":
             from mlperf_tpu.mesh.virtual import VirtualMesh
 

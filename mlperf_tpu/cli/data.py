@@ -105,15 +105,7 @@ def check(
         "level": report.level,
         "form": report.form.name,
         "hosts": n_hosts,
-        "splits": [
-            {
-                "name": split,
-                "files": len(framings),
-                "records": sum(f.n_records for f in framings),
-                "bytes": sum(f.n_bytes for f in framings),
-            }
-            for split, framings in report.framings.items()
-        ],
+        "splits": report.sizes(),
         "images": dict(report.images),
         "seconds": round(time.monotonic() - began, 3),
         "manifest": None if report.manifest is None else str(report.manifest),

@@ -17,6 +17,7 @@ import contextvars
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from mlperf_tpu.errors import BadInput
 from mlperf_tpu.topology import Placement, Topology
 
 if TYPE_CHECKING:  # schedules, their proofs and their times need no TensorFlow
@@ -141,6 +142,22 @@ def consecutive(group_size: int) -> Groups:
     """
     n = n_replicas()
     return tuple(tuple(range(i, i + group_size)) for i in range(0, n, group_size))
+
+
+def tiles(group_size: int) -> Groups:
+    """Groups of `group_size` replicas that share a 2-D tile of the place's grid.
+
+    Raises BadInput where no such tile divides the grid, or a tile lost replicas to
+    failed chips: the groups of one collective are of one size.
+    """
+    groups = placement().tiles(group_size)
+    short = sum(len(group) < group_size for group in groups)
+    if short:
+        raise BadInput(
+            f"batch_norm.groups: tiles of {group_size} replicas, but {short} of "
+            f"{len(groups)} lost some to failed chips; use consecutive groups"
+        )
+    return groups
 
 
 def all_reduce(

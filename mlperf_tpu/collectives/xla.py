@@ -47,6 +47,8 @@ class XlaPlace:
         return gen_xla_ops.xla_replica_id()
 
     def all_reduce(self, values, groups):
+        if self.n_partitions > 1 and len(groups) > 1:
+            return self._all_reduce_by_exchange(values, groups)
         return [
             gen_xla_ops.xla_all_reduce(
                 v,
@@ -56,6 +58,31 @@ class XlaPlace:
             )
             for v in values
         ]
+
+    def _all_reduce_by_exchange(self, values, groups):
+        """By messages alone: libtpu 0.0.52 aborts on a reduction over several groups in
+        a module of several partitions.
+
+        Recursive doubling where a group's size is a power of two: in round k a member
+        adds what the member whose number differs in bit k has so far. Both add the
+        same two numbers, so that all members end with the same bits. Members are
+        numbered by their ids: in a tile of the grid most rounds reach along one axis.
+        Else everyone's own value goes once around the group.
+        """
+        size = len(groups[0])
+        doubling = size & (size - 1) == 0
+        shifts = [1 << k for k in range(size.bit_length() - 1)]
+        members = [sorted(group) for group in groups]
+        sums, travelling = list(values), list(values)
+        for shift in shifts if doubling else [1] * (size - 1):
+            pairs = [
+                (group[i], group[i ^ shift if doubling else (i + 1) % size])
+                for group in members
+                for i in range(size)
+            ]
+            travelling = self.permute(sums if doubling else travelling, pairs)
+            sums = [s + t for s, t in zip(sums, travelling, strict=True)]
+        return sums
 
     def reduce_scatter(self, values, groups):
         return [

@@ -67,6 +67,18 @@ class Report:
     def errors(self) -> list[Finding]:
         return [f for f in self.findings if f.severity == "error"]
 
+    def sizes(self) -> list[dict[str, str | int]]:
+        """Files, records and bytes of each split (`data check --json`)."""
+        return [
+            {
+                "name": split,
+                "files": len(framings),
+                "records": sum(f.n_records for f in framings),
+                "bytes": sum(f.n_bytes for f in framings),
+            }
+            for split, framings in self.framings.items()
+        ]
+
     def all_framings(self) -> list[Framing]:
         return [f for split in self.framings.values() for f in split]
 

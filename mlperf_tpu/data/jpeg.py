@@ -116,3 +116,26 @@ def kind(data: bytes) -> str:
         else:
             at += 2 + struct.unpack_from(">H", data, at + 2)[0]
     return "unknown"
+
+
+def size(data: bytes) -> tuple[int, int] | None:
+    """(height, width) in pixels by the header of a JPEG or a PNG; None if `data` holds
+    neither, or ends before it.
+
+    >>> size(bytes.fromhex("ffd8ffc0000b080008000901011100ffd9"))
+    (8, 9)
+    """
+    if data.startswith(b"\x89PNG") and len(data) >= 24:
+        width, height = struct.unpack_from(">II", data, 16)
+        return height, width
+    at = 2 if data.startswith(b"\xff\xd8") else len(data)
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return height, width
+        else:
+            at += 2 + struct.unpack_from(">H", data, at + 2)[0]
+    return None

@@ -1,8 +1,8 @@
 """Batch norm over groups of a given number of examples (arXiv 1811.06992, section 3).
 
 A group of at most a replica's batch stays inside the replica; a larger one spans
-replicas with consecutive ids, which share one fused sum of first and second moments
-forwards and one fused sum of two gradients backwards.
+replicas with consecutive ids, or those of a tile of the grid, which share one fused sum
+of first and second moments forwards and one fused sum of two gradients backwards.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class BatchNorm(keras.layers.Layer):
         momentum: float = 0.9,
         epsilon: float = 1e-5,
         zero_scale: bool = False,
+        groups: str = "consecutive",
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.span_examples = span_examples
+        self.groups = groups
         self.momentum = momentum
         self.epsilon = epsilon
         self.zero_scale = zero_scale
@@ -61,7 +63,9 @@ class BatchNorm(keras.layers.Layer):
             square = self._tensor(self.moving_mean_square)
             variance = tf.maximum(square - mean**2, 0.0)
             return normalize(x, gamma, beta, mean, variance, self.epsilon)
-        y, mean, square = batch_norm(x, gamma, beta, self.span_examples, self.epsilon)
+        y, mean, square = batch_norm(
+            x, gamma, beta, self.span_examples, self.epsilon, self.groups
+        )
         for moving, batch in (
             (self.moving_mean, mean),
             (self.moving_mean_square, square),
@@ -88,7 +92,7 @@ def normalize(x, gamma, beta, mean, variance, epsilon):
     ).y
 
 
-def batch_norm(x, gamma, beta, span_examples, epsilon):
+def batch_norm(x, gamma, beta, span_examples, epsilon, groups="consecutive"):
     """Normalises each group of `span_examples` by its own moments.
 
     Returns (y, mean [channels], mean square [channels]): the moments are averages over
@@ -97,8 +101,9 @@ def batch_norm(x, gamma, beta, span_examples, epsilon):
     batch = x.shape[0]
     span = span_examples or batch
     if span > batch:
-        groups = collectives.consecutive(span // batch)
-        return _batch_norm_across(x, gamma, beta, groups, epsilon)
+        layout = {"consecutive": collectives.consecutive, "tiles": collectives.tiles}
+        members = layout[groups](span // batch)
+        return _batch_norm_across(x, gamma, beta, members, epsilon)
     pieces = [
         _batch_norm_inside(piece, gamma, beta, epsilon)
         for piece in ([x] if span == batch else tf.split(x, batch // span))

@@ -13,6 +13,25 @@ import tensorflow as tf
 from mlperf_tpu import collectives
 
 
+def split_where_it_reaches(value: tf.Tensor, dimension: int) -> tf.Tensor:
+    """`split`, but `whole` where a partition would get nothing: a map of 3 or 1 rows
+    over 4 partitions is computed by each of them."""
+    partitions = getattr(collectives.place(), "n_partitions", 1)
+    if value.shape[dimension] < partitions:
+        return whole(value)
+    return split(value, dimension)
+
+
+def whole(value: tf.Tensor) -> tf.Tensor:
+    """`value` as every partition's own: what follows is computed on one core, by each
+    of them, with no exchange between them."""
+    if getattr(collectives.place(), "n_partitions", 1) == 1:
+        return value
+    from tensorflow.python.compiler.xla.experimental import xla_sharding
+
+    return xla_sharding.replicate(value, use_sharding_op=True)
+
+
 def split(value: tf.Tensor, dimension: int) -> tf.Tensor:
     """`value`, its `dimension` split over the partitions of this replica."""
     partitions = getattr(collectives.place(), "n_partitions", 1)

@@ -101,15 +101,16 @@ def collective_part(found: Collective, n_replicas: int) -> str:
 
     Between the partitions of a replica: halo, what partitioning costs. Over some of the
     replicas, or in a batch norm: batch_norm. Over all replicas: the gradient sum, with
-    the norms, metrics and statistics that go over all of them too.
+    the norms, metrics and statistics that go over all of them too. Messages from
+    replica to replica: whichever sum they make up, by their scope.
     """
-    if found.devices == "partition" or found.kind in (
-        "collective-permute",
-        "all-to-all",
-    ):
+    messages = found.kind in ("collective-permute", "all-to-all")
+    if found.devices == "partition" or (messages and found.devices != "replica"):
         return "halo"
     if "batch_norm" in found.op_name:
         return "batch_norm"
+    if messages:
+        return "gradient_sum"
     if found.devices == "both":
         return "halo" if len(found.groups) >= n_replicas else "batch_norm"
     return "batch_norm" if len(found.groups) > 1 else "gradient_sum"

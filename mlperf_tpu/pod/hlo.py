@@ -275,7 +275,35 @@ def _groups(rest: str) -> Groups:
     iota = re.search(
         r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest
     )
-    return _iota(*iota.groups()) if iota else ()
+    if iota:
+        return _iota(*iota.groups())
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest)
+    if mesh:
+        return _mesh(*mesh.groups())
+    unknown = re.search(r"replica_groups=(?!\{\})[^ ]*", rest)
+    if unknown:
+        raise ValueError(f"replica groups in a form that is not known: {unknown[0]}")
+    return ()
+
+
+def _mesh(axes: str, spanned: str) -> Groups:
+    """Groups that span some axes of a mesh of devices, numbered with the last fastest.
+
+    >>> _mesh("'replica'=2,'axis_0'=2", "'axis_0'")
+    ((0, 1), (2, 3))
+    """
+    extents = {name: int(n) for name, n in re.findall(r"'([\w.]+)'=(\d+)", axes)}
+    names = list(extents)
+    inner = re.findall(r"'([\w.]+)'", spanned)
+    if ":" in spanned or not set(inner) <= set(names):
+        raise ValueError(f"a group over {spanned} of the mesh {axes} is not known")
+    order = [n for n in names if n not in inner] + inner
+    size = math.prod(extents[n] for n in inner)
+    count = math.prod(extents.values()) // size
+    transposed = ",".join(str(names.index(n)) for n in order)
+    return _iota(
+        f"{count},{size}", ",".join(str(extents[n]) for n in names), transposed
+    )
 
 
 def _iota(groups: str, extents: str, order: str | None) -> Groups:

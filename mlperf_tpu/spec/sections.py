@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -175,9 +176,13 @@ ScheduleSection = Annotated[
 
 
 class BatchNormSection(Section):
+    """`groups` says which replicas share a span that is larger than their batch:
+    those with consecutive ids, or those of a 2-D tile of the grid."""
+
     span: DurationField
     momentum: float = Field(ge=0, lt=1)
     epsilon: float = Field(gt=0)
+    groups: Literal["consecutive", "tiles"] = "consecutive"
 
 
 class UpdateSection(Section):
@@ -191,12 +196,23 @@ class UpdateSection(Section):
 
 
 class EvaluationSection(Section):
-    """Every so often, the first time after `first` (every `every` where not given);
+    """Every so often, the first time after `first` (every `every` where not given), or
+    `at` given moments of the run, in rising order, and every `every` after the last;
     `batch` examples at once, as many as in training where not given."""
 
     every: DurationField
     first: DurationField | None = None
+    at: tuple[DurationField, ...] = ()
     batch: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> EvaluationSection:
+        if self.at and self.first:
+            raise ValueError(
+                f"evaluation.first: {self.first}, but evaluation.at gives the first "
+                "evaluations; leave one out"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -267,6 +283,11 @@ class Spec(Section):
         first = self.evaluation.first or self.evaluation.every
         blocks: list[Block] = []
         step = epoch = 0
+        for moment in self.evaluation.at:
+            step = self._block_steps(moment)
+            after = math.ceil(step / self.steps_per_epoch - 1e-9)
+            blocks.append(Block(epoch, after - epoch, step))
+            epoch = after
         while step < self.total_steps:
             span = first if not blocks else self.evaluation.every
             step = min(step + self._block_steps(span), self.total_steps)
@@ -305,6 +326,16 @@ class Spec(Section):
                 raise ValueError(
                     f"evaluation: {duration} is no whole number of epochs; give steps"
                 )
+        moments = [0, *map(self._block_steps, self.evaluation.at)]
+        epochs = [math.ceil(m / self.steps_per_epoch - 1e-9) for m in moments]
+        rising = all(a < b for a, b in itertools.pairwise(epochs))
+        if not rising or moments[-1] > self.total_steps:
+            text = ", ".join(map(str, self.evaluation.at))
+            raise ValueError(
+                f"evaluation.at: {text}: each must lie in a later epoch than the one "
+                f"before, and none after the run's end (training.length: "
+                f"{self.training.length})"
+            )
         if self._block_steps(self.evaluation.every) > self.total_steps:
             raise ValueError(
                 f"evaluation.every: {self.evaluation.every} is longer than the run "

@@ -111,6 +111,12 @@ def test_partitions_exchange_halos(cache, toy) -> None:
     module = answer(request_of("Toy", 4, 2), cache).module
     halos = [c for c in module.collectives if collective_part(c, 4) == "halo"]
     assert {"collective-permute"} <= {c.kind for c in halos}
+    # Batch norm's groups of two replicas, which libtpu does not reduce over here, swap
+    # their sums.
+    norms = [c for c in module.collectives if collective_part(c, 4) == "batch_norm"]
+    swaps = [c for c in norms if c.kind == "collective-permute"]
+    assert [c.n_bytes for c in swaps] == [2 * 128 * 4] * 2
+    assert swaps[0].groups == ((0, 1), (1, 0), (2, 3), (3, 2))
     # Two cores share what one does in the other; what they exchange is no cycles.
     assert module.cycles < toy.module.cycles
 

@@ -114,11 +114,34 @@ def test_a_step_is_its_cycles_and_its_collectives() -> None:
         ("replica_groups=[2,4]<=[8]", ((0, 1, 2, 3), (4, 5, 6, 7))),
         ("replica_groups=[4,2]<=[2,4]T(1,0)", ((0, 4), (1, 5), (2, 6), (3, 7))),
         ("replica_groups={{0,2},{1,3}}", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['r'=2,'axis_0'=2] {'axis_0'}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['r'=2,'axis_0'=2] {'r'}", ((0, 2), (1, 3))),
+        ("replica_groups=mesh['r'=2,'a'=2] {'r','a'}", ((0, 1, 2, 3),)),
     ],
 )
 def test_groups_are_read_in_every_form(text: str, groups: object) -> None:
     hlo = MODULE.replace("replica_groups={{0,1},{2,3},{4,5},{6,7}}", text)
     assert read(hlo).collectives[0].groups == groups
+
+
+@pytest.mark.parametrize("text", ["mesh['a'=4] {'a':(1)2}", "mesh['a'=4] {'b'}", "@m"])
+def test_groups_in_a_form_that_is_not_known_are_refused(text: str) -> None:
+    hlo = MODULE.replace("={{0,1},{2,3},{4,5},{6,7}}", f"={text}")
+    with pytest.raises(ValueError, match="not known"):
+        read(hlo)
+
+
+def test_messages_between_replicas_are_what_their_scope_says() -> None:
+    line = (
+        "  %h = f32[100]{0} collective-permute(%y), source_target_pairs={{0,1},{1,0}}, "
+        'metadata={op_name="SCOPE/XlaCallModule"}\n  %d = bf16'
+    )
+    for scope, part in (
+        ("stem/batch_norm", "batch_norm"),
+        ("weight_update", "gradient_sum"),
+    ):
+        hlo = MODULE.replace("  %d = bf16", line.replace("SCOPE", scope), 1)
+        assert collective_part(read(hlo).collectives[1], 2) == part
 
 
 def test_a_halo_stays_inside_each_replica() -> None:

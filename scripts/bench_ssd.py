@@ -1,0 +1,235 @@
+"""Measures SSD's training step against PyTorch's, each in a process of its own, in turns.
+
+    python scripts/bench_ssd.py [--rounds 3] [--out results/ssd_step.md]
+
+Ours is the spec's program: loss with mined negatives, weight decay and update included.
+PyTorch's is the same network in channels_last under bf16 autocast, with the same
+anchors, targets and loss (negatives mined by a sort) under momentum SGD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from bench_train_step import timed
+
+SIZES = {
+    "proxy, 64x64, batch 32": ("proxy", ()),
+    "SSD-ResNet34, 300x300, batch 4": (
+        "full",
+        (
+            "training.global_batch=4",
+            "training.length=100 steps",
+            "schedule.base_rate=0.001",
+            "schedule.warmup=1 steps",
+            "schedule.boundaries=[50 steps]",
+            "evaluation.every=50 steps",
+            "batch_norm.span=4 examples",
+            "model.space_to_depth=false",
+        ),
+    ),
+}
+
+
+def _program(size: str):
+    from mlperf_tpu.cli.train import import_tensorflow
+
+    import_tensorflow()
+    from mlperf_tpu.mesh.virtual import VirtualMesh
+    from mlperf_tpu.spec import benchmark_module, load, resolve
+
+    task, settings = SIZES[size]
+    spec = resolve(load("ssd"), task=task, settings=settings).spec
+    mesh = VirtualMesh(1)
+    return mesh, benchmark_module("ssd", "program").Program(spec)
+
+
+def ours(size: str, seconds: float) -> float:
+    mesh, program = _program(size)
+    batch = program.spec.training.global_batch
+    data = program.fake_batch(batch)
+    mesh.start(program, program.initial_state(0, 1), data)
+    return timed(lambda: list(mesh.train(iter([data]), 1)), batch, seconds)
+
+
+def targets(size: str, file: str) -> None:
+    """A fake batch and what PyTorch's network must be, for the process that has it."""
+    import numpy as np
+
+    _, program = _program(size)
+    fields = program.fake_batch(program.spec.training.global_batch)
+    np.savez(file, **fields)
+    model = program.spec.model.model_dump()
+    classes = program.spec.data.classes
+    print(json.dumps({**model, "classes": classes, "cells": program.anchors.per_cell}))
+
+
+def pytorch(size: str, seconds: float) -> float:
+    import tempfile
+
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/batch.npz"
+        call = [sys.executable, __file__, "--targets", size, "--file", file]
+        done = subprocess.run(call, capture_output=True, text=True, check=True)
+        shape = json.loads(done.stdout.splitlines()[-1])
+        with np.load(file) as found:
+            fields = dict(found)
+
+    def conv_norm(before, after, kernel, stride=1):
+        conv = nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(after))
+
+    class Block(nn.Module):
+        def __init__(self, before, width, stride):
+            super().__init__()
+            self.first = conv_norm(before, width, 3, stride)
+            self.second = conv_norm(width, width, 3)
+            same = before == width and stride == 1
+            self.shortcut = None if same else conv_norm(before, width, 1, stride)
+
+        def forward(self, x):
+            shortcut = x if self.shortcut is None else self.shortcut(x)
+            return torch.relu(self.second(torch.relu(self.first(x))) + shortcut)
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            width = before = shape["width"]
+            layers = [conv_norm(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+            for stage, blocks in enumerate(shape["blocks"]):
+                for block in range(blocks):
+                    stride = 2 if stage == 1 and block == 0 else 1
+                    layers.append(Block(before, width << stage, stride))
+                    before = width << stage
+            self.trunk = nn.Sequential(*layers)
+            self.extra, channels = nn.ModuleList(), [before]
+            for layer in shape["extra"]:
+                narrow = nn.Conv2d(channels[-1], layer["narrow"], 1)
+                stride = layer["strides"]
+                wide = nn.Conv2d(
+                    layer["narrow"], layer["wide"], 3, stride, int(stride > 1)
+                )
+                self.extra.append(nn.Sequential(narrow, nn.ReLU(), wide, nn.ReLU()))
+                channels.append(layer["wide"])
+            self.heads = nn.ModuleList(
+                nn.Conv2d(c, n * (shape["classes"] + 5), 3, 1, 1)
+                for c, n in zip(channels, shape["cells"], strict=True)
+            )
+
+        def forward(self, images):
+            maps = [self.trunk(images)]
+            for layer in self.extra:
+                maps.append(layer(maps[-1]))
+            n, out = len(images), shape["classes"] + 5
+            found = [
+                head(x).permute(0, 2, 3, 1).reshape(n, -1, out)
+                for head, x in zip(self.heads, maps, strict=True)
+            ]
+            return torch.cat(found, 1).float()
+
+    n_maps = len(shape["cells"])
+    images = torch.tensor(fields["image"]).permute(0, 3, 1, 2)
+    n = len(images)
+    classes = torch.cat(
+        [torch.tensor(fields[f"classes{k}"]).reshape(n, -1) for k in range(n_maps)], 1
+    ).long()
+    codes = torch.cat(
+        [torch.tensor(fields[f"codes{k}"]).reshape(n, -1, 4) for k in range(n_maps)], 1
+    )
+    model = Network().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(
+        model.parameters(), 0.001, momentum=0.9, weight_decay=5e-4
+    )
+
+    def loss_of(found):
+        logits, boxes = found[..., :-4], found[..., -4:]
+        positive = classes > 0
+        entropy = functional.cross_entropy(
+            logits.transpose(1, 2), classes, reduction="none"
+        )
+        box = functional.smooth_l1_loss(boxes, codes, reduction="none").sum(-1)
+        mined = entropy.detach().masked_fill(positive, 0)
+        order = mined.argsort(1, descending=True).argsort(1)
+        n_positive = positive.sum(1)
+        counted = positive | (order < shape["negatives"] * n_positive[:, None])
+        total = (box * positive).sum(1) + (entropy * counted).sum(1)
+        return (total / n_positive.clamp(min=1)).mean()
+
+    def step():
+        optimizer.zero_grad()
+        pixels = ((images.float() - 120) / 58).to(memory_format=torch.channels_last)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = model(pixels)
+        loss_of(found).backward()
+        optimizer.step()
+
+    return timed(step, n, seconds)
+
+
+CONTENDERS = {"ours": ours, "PyTorch, bf16 autocast": pytorch}
+
+
+def measure(name: str, size: str, seconds: float) -> float:
+    call = [sys.executable, __file__, "--contender", name, "--size", size]
+    done = subprocess.run(
+        [*call, "--seconds", str(seconds)], capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--contender", choices=CONTENDERS)
+    parser.add_argument("--size", choices=SIZES)
+    parser.add_argument("--targets", choices=SIZES, help=argparse.SUPPRESS)
+    parser.add_argument("--file", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.targets:
+        targets(options.targets, options.file)
+        return
+    if options.contender:
+        rate = CONTENDERS[options.contender](options.size, options.seconds)
+        print(json.dumps(rate))
+        return
+    lines = [
+        "# SSD's training step, images/s",
+        "",
+        f"`python scripts/bench_ssd.py --rounds {options.rounds}` on {os.cpu_count()} "
+        "CPU cores, one device; medians of the rounds, taken in turns.",
+        "",
+        "| | " + " | ".join(CONTENDERS) + " | ours / PyTorch | aim |",
+        "|---|---|---|---|---|",
+    ]
+    for size in SIZES:
+        rounds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+        for _ in range(options.rounds):
+            for name, values in rounds.items():
+                values.append(measure(name, size, options.seconds))
+                print(f"{size}, {name}: {values[-1]:.4g}", file=sys.stderr)
+        rates = [statistics.median(values) for values in rounds.values()]
+        shown = " | ".join(f"{rate:.4g}" for rate in rates)
+        lines.append(f"| {size} | {shown} | {rates[0] / rates[1]:.2f} | ≥ 1.0 |")
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if options.out:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
