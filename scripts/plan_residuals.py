@@ -11,6 +11,7 @@ chips it also forecasts the weight update on every core, without shards.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -47,7 +48,7 @@ def tail_s(benchmark: str, scale: str) -> float | None:
 
 def usual_steps(spec: Spec, n_blocks: int) -> int:
     ends = [0, *(block.last_step for block in spec.blocks()[:n_blocks])]
-    spans = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    spans = [b - a for a, b in itertools.pairwise(ends)]
     return statistics.mode(spans)
 
 
