@@ -10,6 +10,7 @@ images, one of them over several cores a replica, it compares them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -46,7 +47,7 @@ def tail_s(benchmark: str, scale: str) -> float | None:
 
 def usual_steps(spec: Spec, n_blocks: int) -> int:
     ends = [0, *(block.last_step for block in spec.blocks()[:n_blocks])]
-    spans = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    spans = [b - a for a, b in itertools.pairwise(ends)]
     return statistics.mode(spans)
 
 
