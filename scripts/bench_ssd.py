@@ -1,4 +1,4 @@
-"""Measures SSD's training step against PyTorch's, in turns, each in its own process.
+"""Measures SSD's training step against PyTorch's, in processes apart, in turns.
 
     python scripts/bench_ssd.py [--rounds 3] [--out results/ssd_step.md]
 

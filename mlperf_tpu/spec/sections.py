@@ -285,8 +285,7 @@ class Spec(Section):
         blocks: list[Block] = []
         step = epoch = 0
         for moment in self.evaluation.at:
-            step = self._block_steps(moment)
-            after = math.ceil(step / self.steps_per_epoch - 1e-9)
+            step, after = self._block_steps(moment), self._epochs_until(moment)
             blocks.append(Block(epoch, after - epoch, step))
             epoch = after
         while step < self.total_steps:
@@ -296,6 +295,12 @@ class Spec(Section):
             blocks.append(Block(epoch, epochs, step))
             epoch += epochs
         return blocks
+
+    def _epochs_until(self, moment: Duration) -> int:
+        """The epochs that have begun when an evaluation at `moment` does."""
+        if moment.unit == "epochs":
+            return int(moment.value)
+        return math.ceil(self._block_steps(moment) / self.steps_per_epoch - 1e-9)
 
     def _block_steps(self, duration: Duration) -> int:
         return max(1, math.ceil(self.steps(duration) - 1e-9))
@@ -322,13 +327,14 @@ class Spec(Section):
                 )
 
     def _check_evaluation(self) -> None:
-        for duration in (self.evaluation.every, self.evaluation.first):
+        given = self.evaluation.every, self.evaluation.first, *self.evaluation.at
+        for duration in given:
             if duration and duration.unit == "epochs" and duration.value % 1:
                 raise ValueError(
                     f"evaluation: {duration} is no whole number of epochs; give steps"
                 )
         moments = [0, *map(self._block_steps, self.evaluation.at)]
-        epochs = [math.ceil(m / self.steps_per_epoch - 1e-9) for m in moments]
+        epochs = [0, *map(self._epochs_until, self.evaluation.at)]
         rising = all(a < b for a, b in itertools.pairwise(epochs))
         if not rising or moments[-1] > self.total_steps:
             text = ", ".join(map(str, self.evaluation.at))
