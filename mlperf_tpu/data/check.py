@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -68,19 +68,23 @@ class Report:
         return [f for f in self.findings if f.severity == "error"]
 
     def sizes(self) -> list[dict[str, str | int]]:
-        """Files, records and bytes of each split (`data check --json`)."""
-        return [
-            {
-                "name": split,
-                "files": len(framings),
-                "records": sum(f.n_records for f in framings),
-                "bytes": sum(f.n_bytes for f in framings),
-            }
-            for split, framings in self.framings.items()
-        ]
+        return sizes_of(self.framings)
 
     def all_framings(self) -> list[Framing]:
         return [f for split in self.framings.values() for f in split]
+
+
+def sizes_of(framings: Mapping[str, Sequence[Any]]) -> list[dict[str, str | int]]:
+    """Files, records and bytes of each split (`data check --json`)."""
+    return [
+        {
+            "name": split,
+            "files": len(files),
+            "records": sum(f.n_records for f in files),
+            "bytes": sum(f.n_bytes for f in files),
+        }
+        for split, files in framings.items()
+    ]
 
 
 def check(

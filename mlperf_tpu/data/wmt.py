@@ -17,7 +17,7 @@ from typing import Literal
 
 import tensorflow as tf
 
-from mlperf_tpu.data.check import Finding
+from mlperf_tpu.data.check import Finding, sizes_of
 from mlperf_tpu.data.subwords import Subwords
 from mlperf_tpu.data.tfrecord import DamagedRecord, Framing, read_framing, records
 from mlperf_tpu.errors import BadInput
@@ -113,6 +113,9 @@ class TextReport:
     @property
     def errors(self) -> list[Finding]:
         return [f for f in self.findings if f.severity == "error"]
+
+    def sizes(self) -> list[dict[str, str | int]]:
+        return sizes_of(self.framings)
 
     def say(
         self,

@@ -10,7 +10,7 @@ from mlperf_tpu.errors import BadInput
 from mlperf_tpu.pod.failures import forecast_failure
 from mlperf_tpu.pod.network import collective_cost
 from mlperf_tpu.topology import Topology
-from mlperf_tpu.topology.links import Links
+from mlperf_tpu.topology.links import CORE_US, MESSAGE_US, Links
 
 V = 102.4e6
 POD = Topology.for_chips(1024)
@@ -57,7 +57,7 @@ def test_a_batch_norm_tile_costs_latency_alone() -> None:
     tiles = placed.devices(placed.tiles(8))
     cost = collective_cost("all-reduce", 2048, tiles, POD)
     # swap the cores' halves, one step along x, one along y, and back
-    assert cost.latency_ms == pytest.approx(2 * 3e-3)
+    assert cost.latency_ms == pytest.approx(2 * (CORE_US + 2 * MESSAGE_US) * 1e-3)
     assert cost.payload_ms < 1e-3
 
 
@@ -80,14 +80,14 @@ def test_groups_that_share_chips_share_their_links() -> None:
 def test_a_permute_to_the_neighbour_takes_one_message() -> None:
     pairs = [(2 * chip, 2 * ((chip + 1) % 32)) for chip in range(32)]
     cost = collective_cost("collective-permute", 82e6, pairs, POD)
-    assert cost.total_ms == pytest.approx(1e-3 + 1.0)
+    assert cost.total_ms == pytest.approx(MESSAGE_US * 1e-3 + 1.0)
 
 
 def test_permutes_over_one_link_share_it() -> None:
     row = Topology.parse("8x1")
     cost = collective_cost("collective-permute", 82e6, [(0, 8), (2, 10)], row)
     # both cross between chips 2 and 3; four hops: one message and three further hops
-    assert cost.total_ms == pytest.approx(1e-3 + 3e-4 + 2.0)
+    assert cost.total_ms == pytest.approx(MESSAGE_US * 1e-3 + 3e-4 + 2.0)
 
 
 def test_an_all_to_all_loads_the_middle_of_a_row_most() -> None:
