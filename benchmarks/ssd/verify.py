@@ -17,7 +17,7 @@ from mlperf_tpu.spec import load, resolve
 from mlperf_tpu.topology import Topology
 from mlperf_tpu.verify import MeshSize, Results, Technique
 
-_BASE = (
+BASE = (
     "training.precision=float32",
     "training.global_batch=4",
     "training.length=40 steps",
@@ -33,6 +33,15 @@ _BASE = (
     " {narrow: 8, wide: 16, strides: 1}]",
     "batch_norm.span=2 examples",
     "batch_norm.groups=consecutive",
+)
+# Maps of 38, 19, 10, 5, 3 and 1 rows, for meshes of many devices.
+SMALL = (
+    "data.image_size=76",
+    "model.extra=[{narrow: 8, wide: 16, strides: 2}, {narrow: 8, wide: 16, strides: 2},"
+    " {narrow: 8, wide: 16, strides: 1}]",
+    "model.steps=[8, 16, 32, 76]",
+    "model.sizes=[8, 16, 32, 48, 76]",
+    "model.ratios=[[2], [2, 3], [2, 3], [2]]",
 )
 # Of what may pass as a detection, much: an untrained network is sure of nothing.
 _DETECTING = ("model.least_score=0.0", "model.candidates=20")
@@ -53,7 +62,7 @@ def _program(mesh: Any, settings: Sequence[str]) -> Any:
     import tensorflow as tf
     from mlperf_tpu.benchmarks.ssd.program import Program
 
-    spec = resolve(load("ssd"), settings=[*_BASE, *settings]).spec
+    spec = resolve(load("ssd"), settings=[*BASE, *settings]).spec
     spec.check_replicas(mesh.n_replicas)
     # ReLU's gradient jumps at zero: a difference in the last bit would become one in
     # the first digits. Softplus is as near to it and has no such place.
@@ -284,7 +293,7 @@ def _partitioning(cores: int, replicas: int = 2) -> Technique:
     )
 
 
-_OVER_TILES = (f"batch_norm.span={_TILE} examples", "training.global_batch=8")
+_OVER_TILES = (*SMALL, f"batch_norm.span={_TILE} examples", "training.global_batch=8")
 
 TECHNIQUES = (
     _partitioning(1),

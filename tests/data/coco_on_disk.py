@@ -72,3 +72,81 @@ def write(folder: Path, change=lambda split, document: None) -> Path:
         file = folder / "annotations" / f"instances_{split}.json"
         file.write_text(json.dumps(found))
     return folder
+
+
+def prepare_tfds(folder: Path, plain: Path) -> None:
+    """The images and annotations in `plain` as TFDS's coco/2017 has them."""
+    import importlib.resources.abc
+    import sys
+
+    import tensorflow_datasets as tfds
+
+    # TFDS 4.9.10 imports it to prepare data, and does not ask for it to be installed.
+    sys.modules.setdefault("importlib_resources", importlib.resources)
+    feature = tfds.features
+    objects = {
+        "area": np.int64,
+        "bbox": feature.BBoxFeature(),
+        "id": np.int64,
+        "is_crowd": np.bool_,
+        "label": feature.ClassLabel(names=["thing 1", "thing 2", "thing 90"]),
+    }
+
+    with tfds.core.registered.skip_registration():
+
+        class Coco(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.1.0")
+
+            def _info(self):
+                fields = {
+                    "image": feature.Image(encoding_format="jpeg"),
+                    "image/filename": feature.Text(),
+                    "image/id": np.int64,
+                    "objects": feature.Sequence(objects),
+                }
+                return self.dataset_info_from_configs(
+                    features=feature.FeaturesDict(fields)
+                )
+
+            def _split_generators(self, downloads):
+                return {
+                    "train": self._generate_examples("train2017"),
+                    "validation": self._generate_examples("val2017"),
+                }
+
+            def _generate_examples(self, split):
+                file = plain / "annotations" / f"instances_{split}.json"
+                found = json.loads(file.read_text())
+                for image in found["images"]:
+                    rows = [
+                        row
+                        for row in found["annotations"]
+                        if row["image_id"] == image["id"]
+                    ]
+                    yield (
+                        image["id"],
+                        {
+                            "image": str(plain / split / image["file_name"]),
+                            "image/filename": image["file_name"],
+                            "image/id": image["id"],
+                            "objects": [self._object(row, image) for row in rows],
+                        },
+                    )
+
+            @staticmethod
+            def _object(row, image):
+                x, y, width, height = row["bbox"]
+                return {
+                    "area": int(row["area"]),
+                    "bbox": tfds.features.BBox(
+                        ymin=y / image["height"],
+                        xmin=x / image["width"],
+                        ymax=(y + height) / image["height"],
+                        xmax=(x + width) / image["width"],
+                    ),
+                    "id": row["id"],
+                    "is_crowd": bool(row["iscrowd"]),
+                    "label": (1, 2, 90).index(row["category_id"]),
+                }
+
+        Coco(data_dir=folder, file_format="tfrecord").download_and_prepare()

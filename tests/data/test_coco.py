@@ -181,3 +181,33 @@ def test_a_folder_without_coco_says_what_to_give(tmp_path):
         program().datasets(tmp_path)
     with pytest.raises(BadInput, match="give --data-dir"):
         program().datasets(None)
+
+
+def test_tensorflow_datasets_form_gives_the_same_images_boxes_and_scores(
+    folder, tmp_path
+):
+    coco_on_disk.prepare_tfds(tmp_path, folder)
+    document, _ = findings(tmp_path / "coco" / "1.1.0", "decode")
+    assert document["ok"] and document["form"] == "TensorFlow Datasets"
+    sets = [program().datasets(f)[1] for f in (folder, tmp_path)]
+    plain, prepared = (list(held_out.eval_batches(5)) for held_out in sets)
+    by_id = {
+        int(i): image
+        for i, image in zip(plain[0]["id"], plain[0]["image"], strict=True)
+    }
+    for number, image in zip(prepared[0]["id"], prepared[0]["image"], strict=True):
+        np.testing.assert_array_equal(image, by_id[int(number)])
+    of_image = [
+        dict(
+            zip(
+                (i["id"] for i in s.split.document["images"]),
+                s.split.objects,
+                strict=True,
+            )
+        )
+        for s in sets
+    ]
+    assert of_image[0].keys() == of_image[1].keys()
+    for number, (boxes, classes) in of_image[0].items():
+        np.testing.assert_allclose(of_image[1][number][0], boxes, atol=1e-6)
+        np.testing.assert_array_equal(of_image[1][number][1], classes)

@@ -13,30 +13,19 @@ import numpy as np
 
 from mlperf_tpu.cli.train import import_tensorflow
 
-SETTINGS = (
-    "data.image_size=76",
-    "batch_norm.span=2 examples",
-    "training.global_batch=4",
-    "model.extra=[{narrow: 8, wide: 16, strides: 2}, {narrow: 8, wide: 16, strides: 2},"
-    " {narrow: 8, wide: 16, strides: 1}]",
-    "model.steps=[8, 16, 32, 76]",
-    "model.sizes=[8, 16, 32, 48, 76]",
-    "model.ratios=[[2], [2, 3], [2, 3], [2]]",
-)
-
 
 def main(replicas: int, partitions: int, out: str) -> None:
     import_tensorflow()
     import tensorflow as tf
     from mlperf_tpu.benchmarks.ssd.program import Program
-    from mlperf_tpu.benchmarks.ssd.verify import _BASE
+    from mlperf_tpu.benchmarks.ssd.verify import BASE, SMALL
 
     from mlperf_tpu.mesh.xla import XlaMesh
     from mlperf_tpu.spec import load, resolve
     from mlperf_tpu.verify import largest_relative_error
 
     mesh = XlaMesh(replicas, partitions)
-    spec = resolve(load("ssd"), settings=[*_BASE, *SETTINGS]).spec
+    spec = resolve(load("ssd"), settings=[*BASE, *SMALL]).spec
     spec.check_replicas(replicas)
     # Softplus, since ReLU's gradient jumps where rounding may tip a value.
     program = Program(spec, activation=tf.nn.softplus)
