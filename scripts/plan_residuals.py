@@ -115,7 +115,9 @@ def _share(rows: list[Plan]) -> list[str]:
         kind = "sharded" if found.resolved.spec.update.sharded else "on every core"
         out.append(
             f"- {row['scale']}, {kind}: {row['step_ms']['update']:.2f} ms of "
-            f"{row['step_ms']['total']:.2f} ms, {row['update_share']:.1%}"
+            f"{row['step_ms']['total']:.2f} ms, {row['update_share']:.1%}; "
+            f"{found.step.update / (found.step.compute + found.step.update):.1%} of what "
+            "the core computes"
         )
     return out
 
