@@ -61,11 +61,14 @@ def table(lines: list[list[str]]) -> str:
 def update_shares(benchmark: str, row: Row) -> str:
     """What the update takes of a step, sharded and on every core."""
     whole = forecast(benchmark, row["scale"], "--set", "update.sharded=false")
-    shares = [
-        f"{kind} {each['step_ms']['update']:.2f} ms of {each['step_ms']['total']:.2f} "
-        f"({each['update_share']:.1%})"
-        for kind, each in (("sharded", row), ("on every core", whole))
-    ]
+    shares = []
+    for kind, each in (("sharded", row), ("on every core", whole)):
+        step = each["step_ms"]
+        computing = step["update"] / (step["update"] + step["compute"])
+        shares.append(
+            f"{kind} {step['update']:.2f} ms of {step['total']:.2f} "
+            f"({each['update_share']:.1%}; {computing:.1%} of what a core computes)"
+        )
     return f"\nThe weight update of {row['scale']}: {', '.join(shares)}."
 
 

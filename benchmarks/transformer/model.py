@@ -126,7 +126,7 @@ class Transformer(keras.Model):
         before = tf.where(position == 0, 0, tf.roll(targets, 1, 1))
         x = dropout(self._embedded(before, position), self.rate, draws)
         inside = batch["target_segment"]
-        mask = same_segment(inside, inside, causal=True)
+        mask = same_segment(inside, inside, position)
         memory_mask = same_segment(inside, segments)
         for layer in self.decoder:
             x = layer(x, mask, memory, memory_mask, draws=draws)

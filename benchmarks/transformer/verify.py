@@ -1,6 +1,6 @@
 """What `mlperf-tpu verify transformer` proves, on a narrow network of the same layers.
 
-Two layers a side of width 32, rows of 24 ids and a vocabulary of 36, which 2 and 4
+One layer a side of width 32, rows of 24 ids and a vocabulary of 36, which 2 and 4
 partitions divide. Without dropout: a replica's masks are its own, so that no number of
 replicas draws what another draws (tests/test_transformer.py proves them).
 """
@@ -27,6 +27,7 @@ _BASE = (
     "model.width=32",
     "model.inner=48",
     "model.heads=4",
+    "model.layers=1",
     "model.dropout=0.0",
     "model.extra=4",
     "schedule.warmup=2 steps",

@@ -23,16 +23,17 @@ from mlperf_tpu.nn.random import Draws, dropout
 MASKED = -1e9  # float32: what is added where nothing may attend
 
 
-def same_segment(queries, keys, causal: bool = False):
+def same_segment(queries, keys, positions=None):
     """What to add to attention's logits, float32 [batch, 1, queries, keys]: 0 within a
-    segment (and, causal, not ahead), MASKED elsewhere.
+    segment, MASKED elsewhere.
 
     queries, keys: int32 [batch, length], the segment of each position, 0 for padding.
+    positions: int32 [batch, length], of queries and keys alike in their segment; where
+        given, none attends to a later one.
     """
     may = queries[:, :, None] == keys[:, None, :]
-    if causal:
-        order = tf.range(queries.shape[1])
-        may &= order[:, None] >= order[None, :]
+    if positions is not None:
+        may &= positions[:, :, None] >= positions[:, None, :]
     return tf.where(may, 0.0, MASKED)[:, None]
 
 
