@@ -1,0 +1,64 @@
+"""Matrix products over the time steps that a batch really has.
+
+Where shapes are static (XLA), rows of [time, batch, ...] are taken in blocks of at
+least 512 and a loop ends after the batch's longest sequence, as Google's GNMT did
+(papers.md 1.6). Elsewhere the batch is cut to its longest sequence beforehand, and one
+product does it all.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from mlperf_tpu import collectives
+
+ROWS = 512  # what fills the matrix unit: Google's `max(1, 512 // batch)` steps a block
+# Loops are named by what ends them: pod.hlo counts those whose end the data decides.
+BLOCKS = "blocks"
+
+
+def static_shapes() -> bool:
+    """Whether XLA compiles what is traced."""
+    return hasattr(collectives.place(), "n_partitions")
+
+
+def steps_a_block(n_steps: int, batch: int) -> int:
+    """The fewest steps that divide `n_steps` and make a block of `ROWS` rows; all of
+    them where there are no more rows.
+
+    >>> [steps_a_block(48, batch) for batch in (128, 64, 16, 8)]
+    [4, 8, 48, 48]
+    """
+    wanted = [k for k in range(1, n_steps) if n_steps % k == 0 and k * batch >= ROWS]
+    return min(wanted, default=n_steps)
+
+
+def n_blocks(n_steps, size: int):
+    """Blocks of `size` steps that `n_steps` (a tensor) reach into."""
+    return (n_steps + size - 1) // size
+
+
+def product(x, kernel, n_steps, loop: str):
+    """x [time, batch, in] by kernel [in, out]: [time, batch, out] in x's dtype.
+
+    Rows from `n_steps` (int32 scalar) on are zero, or of no use. `loop` names the loop.
+    """
+    time, batch, width = x.shape
+    size = steps_a_block(time, batch) if static_shapes() else time
+    if size == time:
+        return tf.einsum("tbi,io->tbo", x, kernel)
+
+    def body(k, out):
+        rows = tf.reshape(block(x, k, size), [size * batch, width])
+        found = tf.reshape(tf.matmul(rows, kernel), [size, batch, -1])
+        return k + 1, collectives.write(out, k * size, found)
+
+    out = tf.zeros([time, batch, kernel.shape[1]], x.dtype)
+    last = n_blocks(n_steps, size)
+    with tf.name_scope(f"{loop}_{BLOCKS}"):
+        return tf.while_loop(lambda k, _: k < last, body, (0, out))[1]
+
+
+def block(x, k, size: int):
+    """Block number `k` of x's first dimension."""
+    return tf.slice(x, [k * size, *[0] * (x.shape.rank - 1)], [size, *x.shape[1:]])
