@@ -365,6 +365,7 @@ class _Run:
             self.program,
             state,
             self.program.fake_batch(self.spec.training.global_batch),
+            self._fake_eval_batch(),
         )
         if saved is None:
             for key, value in self.program.hyperparameters().items():
@@ -491,10 +492,14 @@ class _Run:
         return self._ahead(self.datasets[0].train_batches(batch, self.seed, self.step))
 
     def _eval_batches(self) -> Iterator[Any]:
-        batch = self.spec.training.global_batch
         if self.datasets is None:
-            return iter([self.program.fake_batch(batch)])
-        return self._ahead(self.datasets[1].eval_batches(batch))
+            return iter([self._fake_eval_batch()])
+        return self._ahead(self.datasets[1].eval_batches(self.spec.eval_batch))
+
+    def _fake_eval_batch(self) -> Any:
+        """As an evaluation takes it, where that differs from a training batch."""
+        fake = getattr(self.program, "fake_eval_batch", self.program.fake_batch)
+        return fake(self.spec.eval_batch)
 
     def _ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Read ahead here, unless the hosts of a slice do so themselves."""

@@ -219,9 +219,7 @@ class LSTM(keras.layers.Layer):
         return [tf.convert_to_tensor(v) for v in held]
 
     def call(self, x, n_steps, mask=None):
-        return self._run(
-            x, *self.weights_now, n_steps, mask, self.reverse, self.side
-        )
+        return self._run(x, *self.weights_now, n_steps, mask, self.reverse, self.side)
 
     def step(self, x, h, c):
         """One step for decoding: x [rows, in], h and c [rows, width]; (h, c)."""

@@ -162,7 +162,8 @@ def plan(
             resolved.record(),
             where.name,
             devices,
-            spec.training.global_batch // len(devices),
+            (spec.eval_batch if function == "evaluate" else spec.training.global_batch)
+            // len(devices),
         )
         answers.append(answer(request))
     entry = (
@@ -194,7 +195,7 @@ def forecast(
         step.total,
         evaluating.total,
         [block.last_step for block in blocks],
-        math.ceil(spec.data.eval_examples / spec.training.global_batch),
+        math.ceil(spec.data.eval_examples / spec.eval_batch),
         [block.epochs for block in blocks],
         spec.data.train_examples if hasattr(spec.data, "image_size") else 0,
         max(1.0, where.n_devices / CORES_PER_HOST),

@@ -60,9 +60,12 @@ def _lowered(request: dict[str, Any]) -> tuple[str, int, dict[str, int]]:
     spec = from_record(record, "the request").spec if record else None
     program = getattr(importlib.import_module(module), name)(spec)
     n_replicas = len(request["devices"])
+    batch_spec = program.batch_spec
+    if request["function"] == "evaluate":
+        batch_spec = getattr(program, "eval_batch_spec", batch_spec)
     arguments = {
         **program.state_spec(n_replicas),
-        "batch": program.batch_spec(request["batch_per_replica"]),
+        "batch": batch_spec(request["batch_per_replica"]),
     }
     sizes = {
         kind: sum(s.shape.num_elements() * s.dtype.size for s in tf.nest.flatten(specs))

@@ -124,6 +124,7 @@ class AdamSection(Section):
     beta_1: float = Field(ge=0, lt=1)
     beta_2: float = Field(ge=0, lt=1)
     epsilon: float = Field(gt=0)
+    clip_norm: float | None = Field(default=None, gt=0)
 
 
 OptimizerSection = Annotated[
@@ -191,10 +192,12 @@ class UpdateSection(Section):
 
 
 class EvaluationSection(Section):
-    """Every so often, the first time after `first` (every `every` where not given)."""
+    """Every so often, the first time after `first` (every `every` where not given);
+    `batch` examples a step (the training batch's where not given)."""
 
     every: DurationField
     first: DurationField | None = None
+    batch: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
@@ -241,6 +244,12 @@ class Spec(Section):
     @property
     def total_steps(self) -> int:
         return math.ceil(self.steps(self.training.length) - 1e-9)
+
+    @property
+    def eval_batch(self) -> int:
+        """Examples that a step of the evaluation takes, over all replicas."""
+        batch: int = self.evaluation.batch or self.training.global_batch
+        return batch
 
     @property
     def warmup_steps(self) -> float:
@@ -318,6 +327,11 @@ class Spec(Section):
                 f"training.global_batch: {batch} examples do not divide over "
                 f"{n_replicas} {what}; choose {below} {what}, or a batch that is a "
                 f"multiple of {n_replicas}"
+            )
+        if self.eval_batch % n_replicas:
+            raise BadInput(
+                f"evaluation.batch: {self.eval_batch} examples do not divide over "
+                f"{n_replicas} {what}; choose a multiple of {n_replicas}"
             )
         if self.batch_norm is None:
             return
