@@ -39,6 +39,7 @@ class Embedding(keras.layers.Layer):
             shape=self.shape,
             initializer=keras.initializers.RandomUniform(-UNIFORM, UNIFORM),
             name="table",
+            autocast=False,
         )
 
     def call(self, ids):
@@ -58,9 +59,10 @@ class Projection(keras.layers.Layer):
             shape=self.shape,
             initializer=keras.initializers.RandomUniform(-UNIFORM, UNIFORM),
             name="kernel",
+            autocast=False,
         )
 
-    def call(self, h, labels, real, n_steps, smoothing):
+    def call(self, h, labels, real, n_steps, *, smoothing):
         kernel = tf.convert_to_tensor(self.kernel)
         return softmax_loss(h, kernel, labels, real, n_steps, smoothing)
 
@@ -144,7 +146,8 @@ class GNMT(keras.Model):
             h = layer(drop(tf.concat([h, context], 2)), n_target)
             h = h + below if k >= FIRST_RESIDUAL else h
         counted = tf.cast(tf.range(tf.shape(target)[0])[:, None] < lengths, tf.float32)
-        return self.projection(h, target, counted, n_target, self.label_smoothing)
+        smoothing = self.label_smoothing
+        return self.projection(h, target, counted, n_target, smoothing=smoothing)
 
     def _encode(self, source, real, n_source, drop):
         """The memory, [batch, source, width]."""

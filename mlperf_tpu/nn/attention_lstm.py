@@ -240,7 +240,9 @@ class AttentionLSTM(keras.layers.Layer):
         uniform = keras.initializers.RandomUniform(-UNIFORM, UNIFORM)
 
         def add(name, *shape, initializer=uniform):
-            return self.add_weight(shape=shape, initializer=initializer, name=name)
+            return self.add_weight(
+                shape=shape, initializer=initializer, name=name, autocast=False
+            )
 
         self.kernel = add("kernel", shape[-1], gates)
         self.recurrent = add("recurrent", width, gates)

@@ -206,7 +206,7 @@ class LSTM(keras.layers.Layer):
         uniform = keras.initializers.RandomUniform(-UNIFORM, UNIFORM)
         gates = 4 * self.width
         add = lambda name, *shape: self.add_weight(  # noqa: E731
-            shape=shape, initializer=uniform, name=name
+            shape=shape, initializer=uniform, name=name, autocast=False
         )
         self.kernel = add("kernel", shape[-1], gates)
         self.recurrent = add("recurrent", self.width, gates)
