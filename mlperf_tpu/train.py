@@ -369,7 +369,8 @@ class _Run:
         )
         if saved is None:
             for key, value in self.program.hyperparameters().items():
-                self.log.event(key, value)
+                value, metadata = value if isinstance(value, tuple) else (value, {})
+                self.log.event(key, value, **metadata)
             if time.monotonic() - init_began > INIT_LIMIT_S:
                 self.progress.say("initialisation took more than 20 minutes: not legal")
             self.log.end("init_stop")
@@ -497,7 +498,7 @@ class _Run:
         return self._ahead(self.datasets[1].eval_batches(self.spec.eval_batch))
 
     def _fake_eval_batch(self) -> Any:
-        """As an evaluation takes it, where that differs from a training batch."""
+        """As a training batch, unless the program says how its evaluation's differ."""
         fake = getattr(self.program, "fake_eval_batch", self.program.fake_batch)
         return fake(self.spec.eval_batch)
 

@@ -33,7 +33,7 @@ def load(n_train: int, n_held_out: int) -> tuple[Pairs, Pairs]:
     n = n_held_out + n_train
     if n > MOST_LINES:
         raise BadInput(
-            f"data.train_lines: {n:,} lines with the held-out ones; at most "
+            f"data.lines: {n:,} lines with the held-out ones; at most "
             f"{MOST_LINES:,} are made; ask for fewer"
         )
     english, german = _words("en"), _words("de")

@@ -46,7 +46,8 @@ class Mesh(Protocol):
         state: State,
         batch: Batch,
         eval_batch: Batch | None = None,
-    ) -> None: ...
+    ) -> None:
+        """`eval_batch` where an evaluation's fields or sizes are others."""
 
     def load(self, state: State) -> None: ...
 

@@ -154,7 +154,11 @@ def plan(
     devices = where.assignment(spec.training.partitions)
     spec.check_replicas(len(devices))
     answers = []
-    for function, name in (("step", "step"), ("evaluate", "evaluation")):
+    batch, eval_batch = spec.training.global_batch, spec.eval_batch
+    for function, name, size in (
+        ("step", "step", batch),
+        ("evaluate", "evaluation", eval_batch),
+    ):
         say(f"compiling the {name} for {where.name} ({len(devices)} replicas)")
         request = Request(
             f"mlperf_tpu.benchmarks.{spec.benchmark}.program:Program",
@@ -162,8 +166,7 @@ def plan(
             resolved.record(),
             where.name,
             devices,
-            (spec.eval_batch if function == "evaluate" else spec.training.global_batch)
-            // len(devices),
+            size // len(devices),
         )
         answers.append(answer(request))
     entry = (
@@ -184,12 +187,13 @@ def forecast(
     compiled, evaluation = answers
     spec = resolved.spec
     sizes = dict(compiled.stats["state_bytes"])
-    sizes["weights"] += sizes.pop("step", 0)
+    sizes["weights"] += sizes.pop("step", 0) + sizes.pop("seed", 0)
     hbm = memory(compiled.stats, sizes, where)
     if hbm["total"] > hbm["limit"]:
         raise DoesNotFit(_too_much(hbm))
     step = step_time(compiled.module, where, devices, sizes["batch"], links)
-    evaluating = step_time(evaluation.module, where, devices, sizes["batch"], links)
+    eval_bytes = evaluation.stats["state_bytes"]["batch"]
+    evaluating = step_time(evaluation.module, where, devices, eval_bytes, links)
     blocks = spec.blocks()[: entry.n_evaluations if entry else None]
     run = run_time(
         step.total,

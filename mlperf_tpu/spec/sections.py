@@ -193,7 +193,7 @@ class UpdateSection(Section):
 
 class EvaluationSection(Section):
     """Every so often, the first time after `first` (every `every` where not given);
-    `batch` examples a step (the training batch's where not given)."""
+    `batch` examples at once, as many as in training where not given."""
 
     every: DurationField
     first: DurationField | None = None
@@ -244,12 +244,6 @@ class Spec(Section):
     @property
     def total_steps(self) -> int:
         return math.ceil(self.steps(self.training.length) - 1e-9)
-
-    @property
-    def eval_batch(self) -> int:
-        """Examples that a step of the evaluation takes, over all replicas."""
-        batch: int = self.evaluation.batch or self.training.global_batch
-        return batch
 
     @property
     def warmup_steps(self) -> float:
@@ -318,21 +312,25 @@ class Spec(Section):
                 f"(training.length: {self.training.length}); evaluate more often"
             )
 
+    @property
+    def eval_batch(self) -> int:
+        """Examples that an evaluation takes at once."""
+        return int(self.evaluation.batch or self.training.global_batch)
+
     def check_replicas(self, n_replicas: int, what: str = "replicas") -> None:
-        """Refuses a number of replicas that the batch or the span does not fit."""
+        """Refuses a number of replicas that a batch or the span does not fit."""
         batch = self.training.global_batch
-        if batch % n_replicas:
-            below = max(d for d in range(1, n_replicas) if batch % d == 0)
-            raise BadInput(
-                f"training.global_batch: {batch} examples do not divide over "
-                f"{n_replicas} {what}; choose {below} {what}, or a batch that is a "
-                f"multiple of {n_replicas}"
-            )
-        if self.eval_batch % n_replicas:
-            raise BadInput(
-                f"evaluation.batch: {self.eval_batch} examples do not divide over "
-                f"{n_replicas} {what}; choose a multiple of {n_replicas}"
-            )
+        for field, size in (
+            ("training.global_batch", batch),
+            ("evaluation.batch", self.eval_batch),
+        ):
+            if size % n_replicas:
+                below = max(d for d in range(1, n_replicas) if size % d == 0)
+                raise BadInput(
+                    f"{field}: {size} examples do not divide over {n_replicas} {what}; "
+                    f"choose {below} {what}, or a batch that is a multiple of "
+                    f"{n_replicas}"
+                )
         if self.batch_norm is None:
             return
         local, span = batch // n_replicas, self.batch_norm.span

@@ -52,7 +52,7 @@ def test_the_cut_is_the_same_whatever_is_trained_on(pairs):
 
 
 def test_more_lines_than_are_made_are_refused():
-    with pytest.raises(BadInput, match=r"data\.train_lines: 1,000,001 lines"):
+    with pytest.raises(BadInput, match=r"data\.lines: 1,000,001 lines"):
         number_words.load(1_000_000, 1)
 
 
