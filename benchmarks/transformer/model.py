@@ -115,13 +115,12 @@ class Transformer(keras.Model):
         self.decoder_norm.build(shape)
 
     def call(self, batch, seed=None):
-        """Logits [batch, length, vocabulary] of each target id from those before it in
-        its segment; `batch` as data.packing packs it. `seed` int32 [2]: with dropout."""
+        """Logits [batch, length, vocabulary] of each target id, from those before it in
+        its segment. `batch` is what data.packing packs; with dropout where `seed`,
+        int32 [2], is given."""
         draws = None if seed is None or self.rate == 0 else Draws(seed, self.places)
         segments = batch["source_segment"]
-        memory = self.encode(
-            batch["source"], segments, batch["source_position"], draws
-        )
+        memory = self.encode(batch["source"], segments, batch["source_position"], draws)
         targets, position = batch["target"], batch["target_position"]
         # What comes before a segment's first id is the start, not another's end.
         before = tf.where(position == 0, 0, tf.roll(targets, 1, 1))

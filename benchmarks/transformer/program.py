@@ -60,7 +60,9 @@ class Program:
     def initial_state(self, seed: int, n_replicas: int):
         """The state of all replicas; the weights depend on the seed alone."""
         keras.utils.set_random_seed(seed % 2**32)
-        weights = [tf.identity(v.value) for v in self._fresh_model().trainable_variables]
+        weights = [
+            tf.identity(v.value) for v in self._fresh_model().trainable_variables
+        ]
         return self.step.initial_state(weights, [], n_replicas, seed)
 
     def state_spec(self, n_replicas: int):
@@ -81,7 +83,7 @@ class Program:
         return {"source": tf.TensorSpec([n, self.spec.data.eval_length], tf.int32)}
 
     def loss(self, weights, statistics, batch, seed=None):
-        """Sums over this replica's target ids, padding left out: loss, correct, count."""
+        """Sums over this replica's target ids, padding left out: loss, count."""
         labels = batch["target"]
         with self._holding(weights):
             logits = self.model(batch, seed)
@@ -109,7 +111,9 @@ class Program:
         ids = evaluation["ids"][: int(evaluation["count"])]
         if self.corpus is None:  # made-up data: ids against the ids of the sources
             made_up = self.fake_eval_batch(len(ids))["source"]
-            return bleu(*([" ".join(map(str, r)) for r in rows] for rows in (ids, made_up)))
+            return bleu(
+                *([" ".join(map(str, r)) for r in rows] for rows in (ids, made_up))
+            )
         return bleu(self.corpus.subwords.decode(ids), self.corpus.references)
 
     def datasets(self, data_dir) -> tuple[Dataset, Dataset]:

@@ -121,17 +121,19 @@ class Attention(keras.layers.Layer):
         return self.attend(x, keys, values, mask, draws)
 
     def memory(self, memory):
-        """(keys, values) of a memory, each [batch, keys, heads, depth]."""
-        return self._by_head(self.key(memory)), self._by_head(self.value(memory))
+        """(keys, values) of a memory, each [batch, heads, keys, depth]."""
+        return self._heads_first(self.key(memory)), self._heads_first(
+            self.value(memory)
+        )
 
     def attend(self, x, keys, values, mask, draws: Draws | None = None):
-        query = self._by_head(self.query(x)) * self.depth**-0.5
-        logits = tf.einsum("bqhd,bkhd->bhqk", query, keys)
+        query = self._heads_first(self.query(x) * self.depth**-0.5)
+        logits = tf.matmul(query, keys, transpose_b=True)
         # Keras hands a mask on in the compute dtype; its two values survive that.
         logits = tf.cast(logits, tf.float32) + tf.cast(mask, tf.float32)
         weights = tf.nn.softmax(logits)
         weights = dropout(tf.cast(weights, self.compute_dtype), self.rate, draws)
-        found = tf.einsum("bhqk,bkhd->bqhd", weights, values)
+        found = tf.transpose(tf.matmul(weights, values), [0, 2, 1, 3])
         return self.output_projection(tf.reshape(found, x.shape))
 
     def next(self, x, keys, values, position):
@@ -147,6 +149,9 @@ class Attention(keras.layers.Layer):
         weights = tf.cast(weights, self.compute_dtype)
         found = tf.einsum("bnhk,bnkhd->bnhd", weights, values)
         return self.output_projection(tf.reshape(found, x.shape)), keys, values
+
+    def _heads_first(self, x):
+        return tf.transpose(self._by_head(x), [0, 2, 1, 3])
 
     def _by_head(self, x):
         return tf.reshape(x, [*x.shape[:-1], self.heads, self.depth])

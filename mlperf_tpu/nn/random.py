@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from mlperf_tpu import collectives
+from mlperf_tpu.collectives.xla import XlaPlace
+
 
 class Draws:
     """Seeds for the places of a model, in the order in which they ask.
@@ -31,10 +34,17 @@ def dropout(x, rate: float, draws: Draws | None):
     """
     if draws is None or rate == 0:
         return x
-    # Whole 32-bit draws against a bound: no draw is made a float first.
-    bound = round(rate * 2**32) - 2**31
-    kept = _bits(x.shape, draws.next()) >= bound
-    return tf.where(kept, x * tf.cast(1.0 / (1.0 - rate), x.dtype), 0)
+    # Whole draws against a bound: none is made a float first. A CPU draws in software,
+    # and takes bytes of a draw: the rate is one of 256 then, and the scale follows.
+    n = x.shape.num_elements()
+    if n % 4 or isinstance(collectives.place(), XlaPlace):
+        bound, of = round(rate * 2**32), 2**32
+        kept = _bits(x.shape, draws.next()) >= bound - 2**31
+    else:
+        bound, of = round(rate * 2**8), 2**8
+        drawn = tf.bitcast(_bits([n // 4], draws.next()), tf.uint8)
+        kept = tf.reshape(drawn >= bound, x.shape)
+    return x * (tf.cast(kept, x.dtype) * tf.cast(of / (of - bound), x.dtype))
 
 
 def _bits(shape, seed):
