@@ -15,9 +15,9 @@ import tensorflow as tf
 from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.attention_lstm import AttentionLSTM
 from mlperf_tpu.nn.beam_search import beam_search, over_beam
-from mlperf_tpu.nn.dropout import dropout
 from mlperf_tpu.nn.embedding import embed
 from mlperf_tpu.nn.lstm import LSTM, UNIFORM
+from mlperf_tpu.nn.random import Draws, dropout
 from mlperf_tpu.nn.softmax_loss import softmax_loss
 
 END = 1  # data.subwords
@@ -129,7 +129,12 @@ class GNMT(keras.Model):
 
         `seed`, int32 [2], is the dropout's; without it nothing is dropped.
         """
-        drop = _Drops(self.dropout, seed)
+        places = 2 * (1 + len(self.decoder))
+        draws = None if seed is None or not self.dropout else Draws(seed, places)
+
+        def drop(x):
+            return dropout(x, self.dropout, draws)
+
         source, lengths, n_source = _trimmed(batch, "source")
         real = tf.range(tf.shape(source)[0])[:, None] < lengths
         memory = self._encode(source, real, n_source, drop)
@@ -223,19 +228,6 @@ class GNMT(keras.Model):
             penalty=penalty,
         )
         return ids[:, 0]
-
-
-class _Drops:
-    """Dropout with another seed at each place of the network."""
-
-    def __init__(self, rate: float, seed) -> None:
-        self.rate, self.seed, self.place = rate, seed, 0
-
-    def __call__(self, x):
-        self.place += 1
-        if self.seed is None or self.rate == 0.0:
-            return x
-        return dropout(x, self.rate, self.seed, self.place)
 
 
 def _trimmed(batch, side: str):

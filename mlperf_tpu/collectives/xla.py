@@ -88,6 +88,27 @@ class XlaPlace:
         return gen_xla_ops.xla_dynamic_update_slice(value, block, start)
 
 
+def random_bits(shape: Sequence[int], seed: tf.Tensor) -> tf.Tensor:
+    """Uniform int32 over all its values, by the device's own generator.
+
+    seed int32 [2]. TensorFlow's stateless generator spells Philox out in integer
+    arithmetic, which took a third of a GNMT step by the TPU compiler's estimate.
+    """
+    state = tf.bitcast(tf.stack([seed, tf.stack([seed[1], ~seed[0]])]), tf.uint64)
+    extents = "".join(f"{int(extent)}x" for extent in shape)
+    key, out = "tensor<2xui64>", f"tensor<{extents}i32>"
+    drawn = f"tensor<{extents}ui32>"
+    module = f"""module @random {{
+  func.func public @main(%state: {key}) -> {out} {{
+    %next, %bits = stablehlo.rng_bit_generator %state, algorithm = DEFAULT
+      : ({key}) -> ({key}, {drawn})
+    %result = stablehlo.bitcast_convert %bits : ({drawn}) -> {out}
+    return %result : {out}
+  }}
+}}"""
+    return _module(module, state, shape, tf.int32)
+
+
 def _group_text(groups: Groups) -> str:
     rows = ", ".join(str(list(group)) for group in groups)
     return (
@@ -105,12 +126,18 @@ def _call(op: str, attributes: str, value: tf.Tensor, shape: Sequence[int]):
     return %result : {goes}
   }}
 }}"""
+    return _module(module, value, shape, value.dtype)
+
+
+def _module(
+    module: str, value: tf.Tensor, shape: Sequence[int], dtype: tf.DType
+) -> tf.Tensor:
     [result] = gen_xla_ops.xla_call_module(
         [value],
         version=9,
         module=module,
         Sout=[tf.TensorShape(shape)],
-        Tout=[value.dtype],
+        Tout=[dtype],
         platforms=["CPU"],
         dim_args_spec=[],
         function_list=[],

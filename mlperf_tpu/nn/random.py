@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.collectives.xla import XlaPlace
+from mlperf_tpu.collectives.xla import XlaPlace, random_bits
 
 
 class Draws:
@@ -36,17 +36,22 @@ def dropout(x, rate: float, draws: Draws | None):
         return x
     # Whole draws against a bound: none is made a float first. A CPU draws in software,
     # and takes bytes of a draw: the rate is one of 256 then, and the scale follows.
-    n = x.shape.num_elements()
-    if n % 4 or isinstance(collectives.place(), XlaPlace):
+    if x.shape[-1] % 4 or _by_xla():  # where shapes are static
         bound, of = round(rate * 2**32), 2**32
         kept = _bits(x.shape, draws.next()) >= bound - 2**31
     else:
         bound, of = round(rate * 2**8), 2**8
-        drawn = tf.bitcast(_bits([n // 4], draws.next()), tf.uint8)
-        kept = tf.reshape(drawn >= bound, x.shape)
+        drawn = tf.bitcast(_bits([tf.size(x) // 4], draws.next()), tf.uint8)
+        kept = tf.reshape(drawn >= bound, tf.shape(x))
     return x * (tf.cast(kept, x.dtype) * tf.cast(of / (of - bound), x.dtype))
+
+
+def _by_xla() -> bool:
+    return isinstance(collectives.place(), XlaPlace)
 
 
 def _bits(shape, seed):
     """Uniform int32 over all its values."""
-    return tf.random.stateless_uniform(shape, seed, None, None, tf.int32)
+    if not _by_xla():
+        return tf.random.stateless_uniform(shape, seed, None, None, tf.int32)
+    return random_bits(shape, seed)

@@ -262,9 +262,11 @@ def _load(file: Path) -> Answer | None:
         return None
     groups = [tuple(tuple(g) for g in each) for each in document["groups"]]
     module = Module(
-        [Op(*op) for op in document["ops"]],
+        [Op(*op, tuple(loops)) for *op, loops in document["ops"]],
         [
-            Collective(**{**c, "groups": groups[c["groups"]]})
+            Collective(
+                **{**c, "groups": groups[c["groups"]], "loops": tuple(c["loops"])}
+            )
             for c in document["collectives"]
         ],
         document["unknown_loops"],
