@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from mlperf_tpu.pod.hlo import LoopCase
 from mlperf_tpu.spec import Spec
+from mlperf_tpu.spec.loops import LoopCase, steps_a_block
 
 
 def cases(spec: Spec, function: str, batch_per_replica: int) -> list[LoopCase]:

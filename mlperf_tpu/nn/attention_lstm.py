@@ -24,6 +24,8 @@ from mlperf_tpu.nn.lstm import (
     array,
     cell,
     cell_gradient,
+    derivatives,
+    kept,
     loop,
     weight_gradients,
 )
@@ -64,7 +66,8 @@ def plain_attention_lstm(x, memory, real, n_steps, weights):
 
     def body(t, h, c, context, states, contexts):
         z = tf.matmul(tf.concat([inputs.read(t), h, context], 1), whole)
-        h, c, _ = cell(z + tf.cast(bias, dtype), c)
+        h, c, _, _ = cell(tf.cast(z + tf.cast(bias, dtype), tf.float32), c)
+        h = tf.cast(h, dtype)
         q = tf.cast(tf.matmul(h, tf.cast(query, dtype)), tf.float32) + b
         now = weights_of(scores_of(projected, q, v)[0], real)
         context = context_of(now, memory)
@@ -103,15 +106,15 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
         # What the loop multiplies, side by side: one product a step.
         u = tf.cast(tf.concat([recurrent, attention], 0), dtype)
         projected = blocks.product(x, w, n_steps, "target") + tf.cast(bias, dtype)
-        inputs = array(steps, [batch, 4 * width], dtype, projected)
+        keep = kept(dtype)
+        inputs = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
         all_keys = tf.einsum("bsu,uv->bsv", memory, wk)
-        if not blocks.static_shapes():
-            # A CPU computes tanh in float32 alone: cast once, not in every step.
-            all_keys = tf.cast(all_keys, tf.float32)
+        all_keys = tf.cast(all_keys, keep)
 
-        def body(t, h, c, context, states, cells, gates, contexts, places):
-            z = inputs.read(t) + tf.matmul(tf.concat([h, context], 1), u)
-            h, c, now = cell(z, c)
+        def body(t, h, c, context, states, cells, gates, candidates, contexts, places):
+            z = tf.cast(tf.matmul(tf.concat([h, context], 1), u), tf.float32)
+            h, c, g, candidate = cell(z + tf.cast(inputs.read(t), tf.float32), c)
+            h = tf.cast(h, dtype)
             q = tf.cast(tf.matmul(h, wq), tf.float32) + b
             place = weights_of(scores_of(all_keys, q, v)[0], real)
             context = context_of(place, memory)
@@ -121,7 +124,8 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                 context,
                 states.write(t + 1, h),
                 cells.write(t + 1, c),
-                gates.write(t, now),
+                gates.write(t, tf.cast(g, keep)),
+                candidates.write(t, tf.cast(candidate, keep)),
                 contexts.write(t + 1, context),
                 places.write(t, tf.cast(place, dtype)),
             )
@@ -133,16 +137,23 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
             zero,
             array(steps + 1, [batch, width], dtype),
             array(steps + 1, [batch, width], tf.float32),
-            array(steps, [batch, 4 * width], dtype),
+            array(steps, [batch, 3 * width], keep),
+            array(steps, [batch, width], keep),
             array(steps + 1, [batch, width], dtype),
             array(steps, real.shape, dtype),
         )
         done = loop(n_steps, body, start, f"target_{STEPS}")
-        states, cells, gates, contexts, places = done[3:]
-        h_all, context_all = states.stack(), contexts.stack()
+        h_all, c_all, gates, candidates, context_all, _ = (
+            values.stack() for values in done[3:]
+        )
+        states, places = done[3], done[-1]
 
         def gradient(dh_all, dcontext_all):
             with scope():
+                of_step = [
+                    array(steps, v.shape[1:], keep, tf.cast(v, keep))
+                    for v in derivatives(gates, candidates, c_all[:-1], c_all[1:])
+                ]
                 given_h = array(steps, [batch, width], dtype, dh_all)
                 given_context = array(steps, [batch, width], dtype, dcontext_all)
 
@@ -168,9 +179,8 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                     dh += tf.cast(given_h.read(t), tf.float32) + tf.cast(
                         tf.matmul(dquery, wq, transpose_b=True), tf.float32
                     )
-                    now, dc = cell_gradient(
-                        gates.read(t), cells.read(t), cells.read(t + 1), dh, dc
-                    )
+                    now, dc = cell_gradient(*(v.read(t) for v in of_step), dh, dc)
+                    now = tf.cast(now, dtype)
                     both = tf.matmul(now, u, transpose_b=True)
                     dh, dbefore = tf.split(tf.cast(both, tf.float32), 2, 1)
                     return (
@@ -284,10 +294,9 @@ class AttentionLSTM(keras.layers.Layer):
         whole = tf.cast(tf.concat([kernel, recurrent, attention], 0), x.dtype)
         z = tf.einsum("bki,io->bko", tf.concat([x, h, context], 2), whole)
         rows = [batch * beam, -1]
-        h, c, _ = cell(
-            tf.reshape(z + tf.cast(bias, x.dtype), rows), tf.reshape(c, rows)
-        )
-        h = tf.reshape(h, [batch, beam, self.width])
+        z = tf.cast(tf.reshape(z + tf.cast(bias, x.dtype), rows), tf.float32)
+        h, c, _, _ = cell(z, tf.reshape(c, rows))
+        h = tf.reshape(tf.cast(h, x.dtype), [batch, beam, self.width])
         c = tf.reshape(c, [batch, beam, self.width])
         q = tf.einsum("bku,uv->bkv", h, tf.cast(query, x.dtype))
         q = tf.cast(q, tf.float32) + b

@@ -11,8 +11,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mlperf_tpu import collectives
+from mlperf_tpu.spec.loops import steps_a_block
 
-ROWS = 512  # what fills the matrix unit: Google's `max(1, 512 // batch)` steps a block
 # Loops are named by what ends them: pod.hlo counts those whose end the data decides.
 BLOCKS = "blocks"
 
@@ -20,17 +20,6 @@ BLOCKS = "blocks"
 def static_shapes() -> bool:
     """Whether XLA compiles what is traced."""
     return hasattr(collectives.place(), "n_partitions")
-
-
-def steps_a_block(n_steps: int, batch: int) -> int:
-    """The fewest steps that divide `n_steps` and make a block of `ROWS` rows; all of
-    them where there are no more rows.
-
-    >>> [steps_a_block(48, batch) for batch in (128, 64, 16, 8)]
-    [4, 8, 48, 48]
-    """
-    wanted = [k for k in range(1, n_steps) if n_steps % k == 0 and k * batch >= ROWS]
-    return min(wanted, default=n_steps)
 
 
 def n_blocks(n_steps, size: int):

@@ -1,16 +1,17 @@
 """Long short-term memory over [time, batch, width], its loop as short as it can be.
 
 Hoisted (papers.md 1.6, what Google's GNMT did on TPUs): the input's projection is one
-product before the loop, the loop adds the state's, and backwards the loop carries the
-gates' gradients alone: those of all weights and of the input are products after it.
+product before the loop, and the loop adds the state's. Backwards, what the forward
+states alone decide is computed for all steps at once; the loop carries the gates'
+gradients alone, and those of all weights and of the input are products after it.
 Plain: the projection stands in the loop, and TensorFlow differentiates the loop. Both
 compute the same; `mlperf-tpu verify gnmt` compares them.
 
 Both end after `n_steps`, the longest sequence of the batch. What stands behind a row's
 own end is of no use to anyone but is finite.
 
-The gates of a step are [batch, 4 width]: input, forget, candidate, output. The cell is
-float32, everything else of the activations' dtype.
+The gates of a step are [batch, 4 width]: input, forget, output, candidate. The cell is
+float32, the states are of the activations' dtype.
 """
 
 from __future__ import annotations
@@ -25,32 +26,53 @@ STEPS = "steps"  # loops of so many iterations as there are steps end their name
 UNIFORM = 0.1  # all weights start uniform in +-0.1, as the MLPerf reference's do
 
 
+# A gate before its sigmoid that lets nothing through: an exact zero.
+SHUT = -1e9
+
+
 def cell(z, c):
     """One step from the gates before their non-linearity.
 
-    z [batch, 4 width], c float32 [batch, width]: (h and gates in z's dtype, new c).
+    z [batch, 4 width], c [batch, width], float32: (new h, new c, the sigmoid gates
+    [batch, 3 width], the candidate [batch, width]).
     """
-    i, f, g, o = tf.split(tf.cast(z, tf.float32), 4, 1)
-    i, f, g, o = tf.sigmoid(i), tf.sigmoid(f), tf.tanh(g), tf.sigmoid(o)
-    c = f * c + i * g
-    h = o * tf.tanh(c)
-    gates = tf.concat([i, f, g, o], 1)
-    return tf.cast(h, z.dtype), c, tf.cast(gates, z.dtype)
+    width = c.shape[-1]
+    gates, candidate = tf.split(z, [3 * width, width], 1)
+    gates, candidate = tf.sigmoid(gates), tf.tanh(candidate)
+    i, f, o = tf.split(gates, 3, 1)
+    c = f * c + i * candidate
+    return o * tf.tanh(c), c, gates, candidate
 
 
-def cell_gradient(gates, c_before, c, dh, dc):
-    """(gradient of z in the gates' dtype, of c_before) from those of h and c, float32
-    [batch, width] each."""
-    i, f, g, o = tf.split(tf.cast(gates, tf.float32), 4, 1)
+def derivatives(gates, candidate, c_before, c):
+    """What `cell_gradient` takes of each step, of all steps at once: the gates'
+    derivatives [..., 4 width], the cell's by h, and the forget gate [..., width]."""
+    gates, candidate, c_before, c = (
+        tf.cast(v, tf.float32) for v in (gates, candidate, c_before, c)
+    )
+    i, f, o = tf.split(gates, 3, -1)
     tanh = tf.tanh(c)
-    dc += dh * o * (1.0 - tanh * tanh)
-    parts = [
-        dc * g * i * (1.0 - i),
-        dc * c_before * f * (1.0 - f),
-        dc * i * (1.0 - g * g),
-        dh * tanh * o * (1.0 - o),
+    by_gate = [
+        candidate * i * (1.0 - i),
+        c_before * f * (1.0 - f),
+        tanh * o * (1.0 - o),
+        i * (1.0 - candidate * candidate),
     ]
-    return tf.cast(tf.concat(parts, 1), gates.dtype), dc * f
+    return tf.concat(by_gate, -1), o * (1.0 - tanh * tanh), f
+
+
+def cell_gradient(by_gate, by_h, f, dh, dc):
+    """(gradient of z [batch, 4 width], of the cell before) from those of h and c,
+    float32 [batch, width] each, and a step's `derivatives`."""
+    dc += dh * tf.cast(by_h, tf.float32)
+    dz = tf.concat([dc, dc, dh, dc], 1) * tf.cast(by_gate, tf.float32)
+    return dz, dc * tf.cast(f, tf.float32)
+
+
+def kept(dtype):
+    """In what a loop keeps values for its gradient: a CPU computes in float32 alone,
+    and would convert at each step what memory it has to spare."""
+    return dtype if blocks.static_shapes() else tf.float32
 
 
 def array(n: int, shape, dtype, values=None):
@@ -84,9 +106,10 @@ def plain_lstm(x, kernel, recurrent, bias, n_steps, mask=None, reverse=False, si
     def body(s, h, c, out):
         t = n_steps - 1 - s if reverse else s
         z = tf.matmul(tf.concat([inputs.read(t), h], 1), whole) + bias
-        h, c, _ = cell(z, c)
+        h, c, _, _ = cell(tf.cast(z, tf.float32), c)
         if masks is not None:
-            h, c = h * tf.cast(masks.read(t), dtype), c * masks.read(t)
+            h, c = h * masks.read(t), c * masks.read(t)
+        h = tf.cast(h, dtype)
         return h, c, out.write(t, h)
 
     h, c = tf.zeros([batch, width], dtype), tf.zeros([batch, width])
@@ -114,22 +137,25 @@ def hoisted_lstm(
         dtype = x.dtype
         w, u = tf.cast(kernel, dtype), tf.cast(recurrent, dtype)
         projected = blocks.product(x, w, n_steps, side) + tf.cast(bias, dtype)
-        inputs = array(steps, [batch, 4 * width], dtype, projected)
-        masks = None if mask is None else array(steps, [batch, 1], tf.float32, mask)
+        if mask is not None:
+            projected = tf.where(mask > 0, projected, tf.cast(SHUT, dtype))
+        keep = kept(dtype)
+        inputs = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
         # States before and after step t stand at these places of arrays of time + 1.
         before, after = (1, 0) if reverse else (0, 1)
 
-        def body(s, h, c, states, cells, gates):
+        def body(s, h, c, states, cells, gates, candidates):
             t = n_steps - 1 - s if reverse else s
-            h, c, now = cell(inputs.read(t) + tf.matmul(h, u), c)
-            if masks is not None:
-                h, c = h * tf.cast(masks.read(t), dtype), c * masks.read(t)
+            z = tf.cast(tf.matmul(h, u), tf.float32)
+            h, c, g, candidate = cell(z + tf.cast(inputs.read(t), tf.float32), c)
+            h = tf.cast(h, dtype)
             return (
                 h,
                 c,
                 states.write(t + after, h),
                 cells.write(t + after, c),
-                gates.write(t, now),
+                gates.write(t, tf.cast(g, keep)),
+                candidates.write(t, tf.cast(candidate, keep)),
             )
 
         start = (
@@ -137,27 +163,27 @@ def hoisted_lstm(
             tf.zeros([batch, width]),
             array(steps + 1, [batch, width], dtype),
             array(steps + 1, [batch, width], tf.float32),
-            array(steps, [batch, 4 * width], dtype),
+            array(steps, [batch, 3 * width], keep),
+            array(steps, [batch, width], keep),
         )
-        _, _, states, cells, gates = loop(n_steps, body, start, f"{side}_{STEPS}")
-        h_all = states.stack()
+        done = loop(n_steps, body, start, f"{side}_{STEPS}")
+        h_all, c_all, gates, candidates = (values.stack() for values in done[2:])
 
         def gradient(dh_all):
             with scope():
-                given = array(steps, [batch, width], dtype, dh_all)
+                of_step = [
+                    array(steps, v.shape[1:], keep, tf.cast(v, keep))
+                    for v in derivatives(
+                        gates, candidates, *_around(c_all, before, after)
+                    )
+                ]
+                given = array(steps, [batch, width], keep, tf.cast(dh_all, keep))
 
                 def body(s, dh, dc, dz):
                     t = s if reverse else n_steps - 1 - s
                     dh += tf.cast(given.read(t), tf.float32)
-                    if masks is not None:
-                        dh, dc = dh * masks.read(t), dc * masks.read(t)
-                    now, dc = cell_gradient(
-                        gates.read(t),
-                        cells.read(t + before),
-                        cells.read(t + after),
-                        dh,
-                        dc,
-                    )
+                    now, dc = cell_gradient(*(v.read(t) for v in of_step), dh, dc)
+                    now = tf.cast(now, dtype)
                     dh = tf.matmul(now, u, transpose_b=True)
                     return tf.cast(dh, tf.float32), dc, dz.write(t, now)
 
@@ -165,12 +191,18 @@ def hoisted_lstm(
                 start = (zero, zero, array(steps, [batch, 4 * width], dtype))
                 dz = loop(n_steps, body, start, f"{side}_{STEPS}")[2].stack()
                 dx = blocks.product(dz, tf.transpose(w), n_steps, side)
-                h_before = h_all[1:] if reverse else h_all[:-1]
+                h_before, _ = _around(h_all, before, after)
                 return dx, *weight_gradients(dz, x, h_before)
 
         return h_all[:-1] if reverse else h_all[1:], gradient
 
     return run(x, kernel, recurrent, bias)
+
+
+def _around(values, before: int, after: int):
+    """The states before and after each step, of an array of time + 1."""
+    first, last = values[:-1], values[1:]
+    return (last, first) if before > after else (first, last)
 
 
 def weight_gradients(dz, *inputs):
@@ -224,5 +256,6 @@ class LSTM(keras.layers.Layer):
     def step(self, x, h, c):
         """One step for decoding: x [rows, in], h and c [rows, width]; (h, c)."""
         kernel, recurrent, bias = (tf.cast(v, x.dtype) for v in self.weights_now)
-        h, c, _ = cell(tf.matmul(x, kernel) + tf.matmul(h, recurrent) + bias, c)
-        return h, c
+        z = tf.matmul(x, kernel) + tf.matmul(h, recurrent) + bias
+        h, c, _, _ = cell(tf.cast(z, tf.float32), c)
+        return tf.cast(h, x.dtype), c

@@ -11,6 +11,7 @@ import tensorflow as tf
 from mlperf_tpu import collectives
 from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.gradients import gradient_scope
+from mlperf_tpu.spec.loops import steps_a_block
 
 
 def softmax_loss(h, kernel, labels, real, n_steps, smoothing: float):
@@ -28,7 +29,7 @@ def softmax_loss(h, kernel, labels, real, n_steps, smoothing: float):
         w = tf.cast(kernel, h.dtype)
         size = time
         if blocks.static_shapes():
-            size = blocks.steps_a_block(time, batch)
+            size = steps_a_block(time, batch)
         if size == time:
             rows = tf.reshape(h, [-1, width])
             loss, dh, dw = _block(rows, w, labels, real, smoothing)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
+from mlperf_tpu.spec.loops import LoopCase
+
 Groups = tuple[tuple[int, ...], ...]
 
 COLLECTIVES = (
@@ -104,22 +106,6 @@ class Op:
     cycles: int
     count: int = 1
     loops: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class LoopCase:
-    """How often loops of unknown end run on batches of one kind.
-
-    share: of all steps; label: what the batches are; trips: (regular expression,
-    iterations), the first that is found in a loop's name counts.
-    """
-
-    share: float
-    label: str
-    trips: tuple[tuple[str, float], ...]
-
-    def iterations(self, loop: str) -> float | None:
-        return next((n for name, n in self.trips if re.search(name, loop)), None)
 
 
 @dataclass
