@@ -46,6 +46,9 @@ _STILL = "schedule.base_rate=1.0e-30"
 _REORDERED = 2e-4
 _REORDERED_BY = "float32 sums in another order"
 BATCHES = 2
+# Initial weights are small, and so near to nothing come the query's gradients through
+# them that rounding would decide; larger ones make every part of the network count.
+SCALE = 4.0
 
 
 def _program(settings: Sequence[str]) -> Any:
@@ -66,6 +69,7 @@ def _batches(program: Any, shift: int) -> Iterator[dict[str, np.ndarray]]:
 def _start(mesh: Any, settings: Sequence[str]) -> tuple[Any, Any]:
     program = _program(settings)
     state = program.initial_state(0, mesh.n_replicas)
+    state["weights"] = [SCALE * weight for weight in state["weights"]]
     batch = next(_batches(program, 0))
     mesh.start(program, state, batch, program.fake_eval_batch(8))
     return program, state

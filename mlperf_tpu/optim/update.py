@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.optim.gradient_sum import from_rows, gradient_sum, to_rows
+from mlperf_tpu.optim.gradient_sum import from_rows, gradient_sum, row_length, to_rows
 from mlperf_tpu.optim.optimizers import Optimizer, Parameter
 
 
@@ -67,7 +67,7 @@ class WeightUpdate:
         """What one replica holds of a slot."""
         if not self.sharded:
             return parameter.shape
-        return (-(-math.prod(parameter.shape) // n_replicas),)
+        return (row_length(math.prod(parameter.shape), n_replicas),)
 
     def apply(self, weights, gradients, slots, rate):
         """(new weights, new slots) from this replica's gradients of the mean loss.
