@@ -24,7 +24,7 @@ from mlperf_tpu.nn.lstm import (
     array,
     cell,
     cell_gradient,
-    derivatives,
+    derivatives_of_step,
     kept,
     loop,
     weight_gradients,
@@ -105,7 +105,7 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
         w, wk, wq = (tf.cast(m, dtype) for m in (kernel, keys, query))
         # What the loop multiplies, side by side: one product a step.
         u = tf.cast(tf.concat([recurrent, attention], 0), dtype)
-        projected = blocks.product(x, w, n_steps, "target") + tf.cast(bias, dtype)
+        projected = blocks.product(x, w, n_steps, "target", tf.cast(bias, dtype))
         keep = kept(dtype)
         inputs = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
         all_keys = tf.einsum("bsu,uv->bsv", memory, wk)
@@ -143,17 +143,12 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
             array(steps, real.shape, dtype),
         )
         done = loop(n_steps, body, start, f"target_{STEPS}")
-        h_all, c_all, gates, candidates, context_all, _ = (
-            values.stack() for values in done[3:]
-        )
-        states, places = done[3], done[-1]
+        states, cells, gates, candidates, contexts, places = done[3:]
+        h_all, context_all = states.stack(), contexts.stack()
 
         def gradient(dh_all, dcontext_all):
             with scope():
-                of_step = [
-                    array(steps, v.shape[1:], keep, tf.cast(v, keep))
-                    for v in derivatives(gates, candidates, c_all[:-1], c_all[1:])
-                ]
+                of_step = derivatives_of_step(gates, candidates, cells, 0, 1, steps)
                 given_h = array(steps, [batch, width], dtype, dh_all)
                 given_context = array(steps, [batch, width], dtype, dcontext_all)
 
@@ -179,7 +174,7 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                     dh += tf.cast(given_h.read(t), tf.float32) + tf.cast(
                         tf.matmul(dquery, wq, transpose_b=True), tf.float32
                     )
-                    now, dc = cell_gradient(*(v.read(t) for v in of_step), dh, dc)
+                    now, dc = cell_gradient(*of_step(t), dh, dc)
                     now = tf.cast(now, dtype)
                     both = tf.matmul(now, u, transpose_b=True)
                     dh, dbefore = tf.split(tf.cast(both, tf.float32), 2, 1)

@@ -27,19 +27,22 @@ def n_blocks(n_steps, size: int):
     return (n_steps + size - 1) // size
 
 
-def product(x, kernel, n_steps, loop: str):
-    """x [time, batch, in] by kernel [in, out]: [time, batch, out] in x's dtype.
+def product(x, kernel, n_steps, loop: str, bias=None):
+    """x [time, batch, in] by kernel [in, out], plus a bias [out] where one is given:
+    [time, batch, out] in x's dtype.
 
     Rows from `n_steps` (int32 scalar) on are zero, or of no use. `loop` names the loop.
     """
     time, batch, width = x.shape
     size = steps_a_block(time, batch) if static_shapes() else time
     if size == time:
-        return tf.einsum("tbi,io->tbo", x, kernel)
+        found = tf.einsum("tbi,io->tbo", x, kernel)
+        return found if bias is None else found + bias
 
     def body(k, out):
         rows = tf.reshape(block(x, k, size), [size * batch, width])
         found = tf.reshape(tf.matmul(rows, kernel), [size, batch, -1])
+        found = found if bias is None else found + bias
         return k + 1, collectives.write(out, k * size, found)
 
     out = tf.zeros([time, batch, kernel.shape[1]], x.dtype)

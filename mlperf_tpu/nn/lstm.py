@@ -1,9 +1,8 @@
 """Long short-term memory over [time, batch, width], its loop as short as it can be.
 
 Hoisted (papers.md 1.6, what Google's GNMT did on TPUs): the input's projection is one
-product before the loop, and the loop adds the state's. Backwards, what the forward
-states alone decide is computed for all steps at once; the loop carries the gates'
-gradients alone, and those of all weights and of the input are products after it.
+product before the loop, and the loop adds the state's. Backwards the loop carries the
+gates' gradients alone, and those of all weights and of the input are products after it.
 Plain: the projection stands in the loop, and TensorFlow differentiates the loop. Both
 compute the same; `mlperf-tpu verify gnmt` compares them.
 
@@ -45,7 +44,7 @@ def cell(z, c):
 
 
 def derivatives(gates, candidate, c_before, c):
-    """What `cell_gradient` takes of each step, of all steps at once: the gates'
+    """What the states alone decide of a step's gradient, float32: the gates'
     derivatives [..., 4 width], the cell's by h, and the forget gate [..., width]."""
     gates, candidate, c_before, c = (
         tf.cast(v, tf.float32) for v in (gates, candidate, c_before, c)
@@ -61,12 +60,32 @@ def derivatives(gates, candidate, c_before, c):
     return tf.concat(by_gate, -1), o * (1.0 - tanh * tanh), f
 
 
+def derivatives_of_step(gates, candidates, cells, before: int, after: int, steps):
+    """A function of the step: its `derivatives`, from tensor arrays of all steps.
+
+    XLA makes one op of them where the loop reads its step; a CPU, to which each op
+    costs its start, computes those of all steps before the loop.
+    """
+    if blocks.static_shapes():
+        return lambda t: derivatives(
+            gates.read(t),
+            candidates.read(t),
+            cells.read(t + before),
+            cells.read(t + after),
+        )
+    c = _around(cells.stack(), before, after)
+    arrays = [
+        array(steps, v.shape[1:], tf.float32, v)
+        for v in derivatives(gates.stack(), candidates.stack(), *c)
+    ]
+    return lambda t: [values.read(t) for values in arrays]
+
+
 def cell_gradient(by_gate, by_h, f, dh, dc):
     """(gradient of z [batch, 4 width], of the cell before) from those of h and c,
     float32 [batch, width] each, and a step's `derivatives`."""
-    dc += dh * tf.cast(by_h, tf.float32)
-    dz = tf.concat([dc, dc, dh, dc], 1) * tf.cast(by_gate, tf.float32)
-    return dz, dc * tf.cast(f, tf.float32)
+    dc += dh * by_h
+    return tf.concat([dc, dc, dh, dc], 1) * by_gate, dc * f
 
 
 def kept(dtype):
@@ -136,7 +155,7 @@ def hoisted_lstm(
         steps = tf.shape(x)[0] if time is None else time
         dtype = x.dtype
         w, u = tf.cast(kernel, dtype), tf.cast(recurrent, dtype)
-        projected = blocks.product(x, w, n_steps, side) + tf.cast(bias, dtype)
+        projected = blocks.product(x, w, n_steps, side, tf.cast(bias, dtype))
         if mask is not None:
             projected = tf.where(mask > 0, projected, tf.cast(SHUT, dtype))
         keep = kept(dtype)
@@ -167,22 +186,19 @@ def hoisted_lstm(
             array(steps, [batch, width], keep),
         )
         done = loop(n_steps, body, start, f"{side}_{STEPS}")
-        h_all, c_all, gates, candidates = (values.stack() for values in done[2:])
+        h_all = done[2].stack()
 
         def gradient(dh_all):
             with scope():
-                of_step = [
-                    array(steps, v.shape[1:], keep, tf.cast(v, keep))
-                    for v in derivatives(
-                        gates, candidates, *_around(c_all, before, after)
-                    )
-                ]
+                of_step = derivatives_of_step(
+                    done[4], done[5], done[3], before, after, steps
+                )
                 given = array(steps, [batch, width], keep, tf.cast(dh_all, keep))
 
                 def body(s, dh, dc, dz):
                     t = s if reverse else n_steps - 1 - s
                     dh += tf.cast(given.read(t), tf.float32)
-                    now, dc = cell_gradient(*(v.read(t) for v in of_step), dh, dc)
+                    now, dc = cell_gradient(*of_step(t), dh, dc)
                     now = tf.cast(now, dtype)
                     dh = tf.matmul(now, u, transpose_b=True)
                     return tf.cast(dh, tf.float32), dc, dz.write(t, now)
