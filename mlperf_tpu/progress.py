@@ -45,7 +45,7 @@ class Progress:
         left = (now - self._began) / done * (self._steps - step)
         line = (
             f"step {step}/{self._steps}  epoch {epoch:.2f}  loss {loss:.4f}  "
-            f"LR {rate:.4g}  {done * self._batch / training:.0f} images/s  "
+            f"LR {rate:.4g}  {done * self._batch / training:.0f} examples/s  "
             f"at most {left:.0f} s left"
         )
         if self._live is not None:
@@ -79,7 +79,7 @@ class Progress:
             ("status", "left"),
             ("epochs", "right"),
             ("time to accuracy", "right"),
-            ("images/s", "right"),
+            ("examples/s", "right"),
         ):
             table.add_column(column, justify=justify)  # type: ignore[arg-type]
         for i, run in enumerate(summary["runs"]):

@@ -183,6 +183,8 @@ def _datasets(
     if data_dir is not None:
         progress.say(f"Checking the files in {data_dir}")
     datasets = program.datasets(data_dir)
+    for note in getattr(program, "notes", ()):  # what was left out of them
+        progress.say(note)
     for name, dataset in zip(("train", "eval"), datasets, strict=True):
         wanted = getattr(spec.data, f"{name}_examples")
         if dataset.n_examples != wanted:

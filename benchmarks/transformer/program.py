@@ -31,6 +31,7 @@ class Program:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.corpus: Corpus | None = None
+        self.notes: tuple[str, ...] = ()
         self.model = self._fresh_model()
         self.step = TrainingStep(
             self.loss,
@@ -118,8 +119,13 @@ class Program:
 
     def datasets(self, data_dir) -> tuple[Dataset, Dataset]:
         """The training and the evaluation set."""
-        self.corpus = corpus(self.spec, data_dir)
-        return self.corpus.train, self.corpus.test
+        self.corpus = found = corpus(self.spec, data_dir)
+        if found.dropped:
+            self.notes = (
+                f"{found.dropped:,} of {found.pairs:,} training pairs are longer than "
+                f"{self.spec.data.longest} ids (data.longest) and are left out",
+            )
+        return found.train, found.test
 
     def hyperparameters(self) -> dict[str, Any]:
         """What the round's rules want logged, as they name it (mlperf_rules.md 2.4)."""

@@ -16,6 +16,12 @@ from mlperf_tpu.spec import benchmark_module, load, resolve
 CHIPS_PER_HOST = 4  # TPU v3: google_submissions.md 1
 # More of a kind are counted, not listed; --json lists all.
 SHOWN_PER_KIND = 5
+# What each level reads; a report of other data says it itself.
+CHECKED = {
+    "quick": "headers and counts",
+    "bytes": "every byte, label and image header",
+    "decode": "every byte, label and image",
+}
 
 
 @click.group("data")
@@ -33,7 +39,8 @@ def data_command() -> None:
     type=click.Choice(["quick", "bytes", "decode"]),
     default="bytes",
     show_default=True,
-    help="Record headers and counts; every byte, label and image header; every image.",
+    help="Record headers and counts; every byte, label and image header, or every "
+    "line; every image, or every line in sub-words.",
 )
 @click.option("--chips", type=int, help="The published scale of so many chips.")
 @click.option("--scale", "scale_name", help="A published scale by its name.")
@@ -111,6 +118,7 @@ def check(
         "seconds": round(time.monotonic() - began, 3),
         "manifest": None if report.manifest is None else str(report.manifest),
         "findings": [vars(finding) for finding in report.findings],
+        "checked": getattr(report, "said", CHECKED[report.level]),
     }
     if as_json:
         print_json(result)
@@ -140,15 +148,11 @@ def _print(result: dict[str, Any], findings: list[Any]) -> None:
         if count > SHOWN_PER_KIND:
             more = count - SHOWN_PER_KIND
             click.echo(f"{severity}: {more} more of this kind ({kind}); --json has all")
-    said = {
-        "quick": "headers and counts",
-        "bytes": "every byte, label and image header",
-        "decode": "every byte, label and image",
-    }[result["level"]]
     n_bytes = sum(split["bytes"] for split in result["splits"])
+    verdict = "ok" if result["ok"] else "not ok"
     click.echo(
-        f"{'ok' if result['ok'] else 'not ok'}: checked {said} of {n_bytes / 1e6:,.1f} "
-        f"MB in {result['seconds']:.1f} s"
+        f"{verdict}: checked {result['checked']} of {n_bytes / 1e6:,.1f} MB in "
+        f"{result['seconds']:.1f} s"
     )
     if result["manifest"]:
         click.echo(f"manifest: {result['manifest']}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.collectives.xla import XlaPlace, random_bits
+from mlperf_tpu.collectives.xla import XlaPlace, random_bytes
 
 
 class Draws:
@@ -20,7 +20,8 @@ class Draws:
 
     def __init__(self, seed, places: int) -> None:
         # All at once: one op, where folding would take several a place.
-        self._seeds = tf.unstack(_bits([places, 2], seed))
+        drawn = tf.random.stateless_uniform([places, 2], seed, None, None, tf.int32)
+        self._seeds = tf.unstack(drawn)
 
     def next(self):
         """The next place's seed, int32 [2]."""
@@ -30,28 +31,21 @@ class Draws:
 def dropout(x, rate: float, draws: Draws | None):
     """`x` with a share of `rate` of its elements 0 and the others scaled up.
 
-    Unchanged where `draws` is None (evaluation) or the rate 0.
+    Unchanged where `draws` is None (evaluation) or the rate 0. An element takes a byte
+    of what is drawn: the rate is one of 256, and the scale follows.
     """
     if draws is None or rate == 0:
         return x
-    # Whole draws against a bound: none is made a float first. A CPU draws in software,
-    # and takes bytes of a draw: the rate is one of 256 then, and the scale follows.
-    if x.shape[-1] % 4 or _by_xla():  # where shapes are static
-        bound, of = round(rate * 2**32), 2**32
-        kept = _bits(x.shape, draws.next()) >= bound - 2**31
-    else:
-        bound, of = round(rate * 2**8), 2**8
-        drawn = tf.bitcast(_bits([tf.size(x) // 4], draws.next()), tf.uint8)
-        kept = tf.reshape(drawn >= bound, tf.shape(x))
-    return x * (tf.cast(kept, x.dtype) * tf.cast(of / (of - bound), x.dtype))
+    bound = min(round(rate * 256), 255)
+    kept = tf.cast(_bytes(x, draws.next()) >= bound, x.dtype)
+    return x * (kept * tf.cast(256 / (256 - bound), x.dtype))
 
 
-def _by_xla() -> bool:
-    return isinstance(collectives.place(), XlaPlace)
-
-
-def _bits(shape, seed):
-    """Uniform int32 over all its values."""
-    if not _by_xla():
-        return tf.random.stateless_uniform(shape, seed, None, None, tf.int32)
-    return random_bits(shape, seed)
+def _bytes(x, seed):
+    """Uniform uint8 of x's shape, which only XLA asks to be static."""
+    if isinstance(collectives.place(), XlaPlace):
+        return random_bytes(seed, x.shape)
+    shape, n = tf.shape(x), tf.size(x)
+    words = tf.random.stateless_uniform([-(-n // 4)], seed, None, None, tf.int32)
+    drawn = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
+    return tf.reshape(drawn[:n], shape)

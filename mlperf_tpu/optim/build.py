@@ -67,6 +67,7 @@ def build_update(spec: Spec, parameters: tuple[Parameter, ...]) -> WeightUpdate:
         tf.as_dtype(section.gather_dtype),
         section.fuse_mib << 20,
         section.gradient_sum,
+        section.pack_gather,
     )
 
 

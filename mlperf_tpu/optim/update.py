@@ -22,7 +22,13 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.optim.gradient_sum import from_rows, gradient_sum, row_length, to_rows
+from mlperf_tpu.optim.gradient_sum import (
+    TILE,
+    from_rows,
+    gradient_sum,
+    row_length,
+    to_rows,
+)
 from mlperf_tpu.optim.optimizers import Optimizer, Parameter
 
 
@@ -35,6 +41,7 @@ class WeightUpdate:
     gather_dtype: what kernels are gathered in; with bfloat16 each replica keeps the
         float32 master of its own rows (slot "master"), and replicas hold bf16 values.
     algorithm: how gradients are summed and weights gathered (optim.gradient_sum).
+    pack_gather: a replica's rows of all weights are gathered as one array.
     """
 
     optimizer: Optimizer
@@ -44,6 +51,7 @@ class WeightUpdate:
     gather_dtype: tf.DType = tf.float32
     fuse_bytes: int = 2**62
     algorithm: str = "xla"
+    pack_gather: bool = False
 
     @property
     def keeps_master(self) -> bool:
@@ -107,10 +115,26 @@ class WeightUpdate:
             tf.cast(r, self.gather_dtype) if p.kind == "kernel" else r
             for r, p in zip(rows, self.parameters, strict=True)
         ]
+        gathered = packed(exchange, wire) if self.pack_gather else exchange(wire)
         return [
             from_rows(tf.cast(r, tf.float32), p.shape)
-            for r, p in zip(exchange(wire), self.parameters, strict=True)
+            for r, p in zip(gathered, self.parameters, strict=True)
         ]
+
+
+# Of a shard that is no multiple of a tile, or of few of them, libtpu 0.0.52 makes a sum
+# of zeros and the shard: twice the bytes, and in float32.
+def packed(exchange, mine: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """All replicas' rows, [replicas, row] each, by one gather a dtype."""
+    gathered: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(row.dtype for row in mine):
+        numbers = [k for k, row in enumerate(mine) if row.dtype == dtype]
+        sizes = [mine[k].shape[0] for k in numbers]
+        missing = -sum(sizes) % TILE
+        rows = [mine[k] for k in numbers] + [tf.zeros([missing], dtype)]
+        [whole] = exchange([tf.concat(rows, 0)])
+        gathered |= zip(numbers, tf.split(whole, [*sizes, missing], 1), strict=False)
+    return [gathered[k] for k in range(len(mine))]
 
 
 def _sum_squares(values):

@@ -29,9 +29,8 @@ _NOT_A_LAYER = re.compile(
     r"|\w*_(steps|blocks)(_\d+)?"
 )
 
-# Estimates from the first blocks of the v0.6 ResNet-50 rows, to be replaced by what
-# scripts/fit_network.py fits on those rows, with the links' figures (topology.links);
-# the same for every benchmark and scale.
+# From the first blocks of the v0.6 ResNet-50 rows (scripts/fit_network.py shows how
+# near they come); the same for every benchmark and scale.
 START_S = 4.2  # the first block over a later one, where nothing is to be decoded
 HOST_IMAGES_PER_S = 2880.0  # what a host decodes in the first epoch, not yet cached
 # Assumption: PCIe 3.0 x16, which the cores of a host share; a batch is sent while the
@@ -156,10 +155,10 @@ def step_time(
     links: Links = V3,
 ) -> Step:
     """The forecast of one step; a network that is not modelled counts as nothing."""
-    per_ms = where.core.mhz * 1e3
     cycles = {"forward": 0, "backward": 0, "update": 0}
     for op, name in zip(module.ops, phases(module.ops), strict=True):
         cycles[name] += op.cycles
+    times = {name: where.core.ms(count) for name, count in cycles.items()}
     network = {"gradient_sum": 0.0, "batch_norm": 0.0, "halo": 0.0}
     if where.grid is not None:
         expanded: dict[tuple[str, int], Groups] = {}
@@ -169,10 +168,9 @@ def step_time(
                 expanded[key] = device_groups(found, devices)
             cost = _cost_ms(found.kind, found.n_bytes, expanded[key], where.grid, links)
             network[collective_part(found, len(devices))] += cost * found.count
-    busy = sum(cycles.values()) / per_ms + sum(network.values())
+    busy = sum(times.values()) + sum(network.values())
     host_bytes = batch_bytes * CORES_PER_HOST / len(devices[0])
     exposed = max(0.0, host_bytes / HOST_LINK_GB_S * 1e-6 - busy)
-    times = {name: count / per_ms for name, count in cycles.items()}
     return Step(**times, **network, input=exposed)
 
 

@@ -19,24 +19,22 @@ def by_layer(found: Plan) -> dict[str, dict[str, float]]:
     """Milliseconds of each layer by phase, the largest first. A fused op counts for the
     layer that the compiler names it after."""
     ops = found.compiled.module.ops
-    per_ms = found.where.core.mhz * 1e3
     layers: dict[str, dict[str, float]] = {}
     for op, phase in zip(ops, phases(ops), strict=True):
         name = layer(op) if op.op_name else f"(the compiler's own, {phase})"
         times = layers.setdefault(name, dict.fromkeys(PHASES, 0.0))
-        times[phase] += op.cycles / per_ms
+        times[phase] += found.where.core.ms(op.cycles)
     return dict(sorted(layers.items(), key=lambda item: -sum(item[1].values())))
 
 
 def largest(found: Plan, n: int = OPS) -> list[list[str]]:
     """The ops that take longest, as rows of a table."""
     ops = found.compiled.module.ops
-    per_ms = found.where.core.mhz * 1e3
     total = found.step.total
     named = list(zip(ops, phases(ops), strict=True))
     rows = [["op", "phase", "made from", "times", "ms", "of the step"]]
     for op, phase in sorted(named, key=lambda each: -each[0].cycles)[:n]:
-        ms = op.cycles / per_ms
+        ms = found.where.core.ms(op.cycles)
         made = op.op_name or op.opcode
         rows.append(
             [op.name, phase, made, str(op.count), f"{ms:.3f}", f"{ms / total:.1%}"]

@@ -189,6 +189,7 @@ class UpdateSection(Section):
     gather_dtype: Literal["float32", "bfloat16"]
     fuse_mib: int = Field(gt=0)
     gradient_sum: Literal["xla", "ring", "torus2d"] = "xla"
+    pack_gather: bool = False
 
 
 class EvaluationSection(Section):

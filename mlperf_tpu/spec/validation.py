@@ -78,7 +78,8 @@ def _bad_fields(
             message = "is missing; say it in the spec or with --set"
         elif found["type"] != "value_error":
             message = f"{found['input']!r}: {message[0].lower()}{message[1:]}"
-        lines.append(f"{path}: {message}" if path else message)
+        # What a section's own check says names its field itself.
+        lines.append(f"{path}: {message}" if found["loc"] else message)
     return BadInput(f"{file}: " + "\n  ".join(lines))
 
 

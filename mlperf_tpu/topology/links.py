@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # cloud.google.com/tpu/docs/v3: all-reduce bandwidth 340 TB/s a pod of 1024 chips, that
-# is 332 GB/s a chip or 83 GB/s for each of 4 links. 82 GB/s (656 Gb/s) is taken for it
-# (assumption; to be fitted).
+# is 332 GB/s a chip or 83 GB/s for each of 4 links. 82 GB/s (656 Gb/s) is taken for it.
 LINK_GB_S = 82.0
-# Assumptions; no source gives them, and they are to be fitted to published step times.
-MESSAGE_US = 1.0  # from one step of a ring to the next, one hop included
+# Assumptions; no source gives them. The v0.6 ResNet-50 steps hardly tell them, as only
+# those of 1024 chips wait much for messages (scripts/fit_network.py, which says so in
+# results/plan_resnet50.md).
+MESSAGE_US = 0.5  # from one step of a ring to the next, one hop included
 HOP_US = 0.1  # each further hop: it passes through a chip without stopping
 CROSS_POD_US = 1.0  # added by the longer optical links between pods (2011.03641)
 CROSS_POD_GB_S = 82.0  # as within a pod
