@@ -25,9 +25,7 @@ def test_each_batch_is_of_one_bucket():
 
 
 def test_an_epochs_pairs_are_each_seen_once_but_for_those_that_wait():
-    seen = np.concatenate(
-        [rows for rows in take(batches_of(corpus().buckets, 8, seed=2), 10)]
-    )
+    seen = np.concatenate(take(batches_of(corpus().buckets, 8, seed=2), 10))
     # 103 pairs, at most 7 of each of 3 buckets wait for the next epoch.
     assert len(set(seen)) == len(seen) == 80
 
