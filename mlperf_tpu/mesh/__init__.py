@@ -29,6 +29,10 @@ class Program(Protocol):
         """{name: value}: scalars are sums over this replica's unpadded examples; a
         value of [examples, ...] is a prediction, a row an example of the batch."""
 
+    # May have `infeed_hosts`: so many hosts hand a step's whole batch to one replica in
+    # turn, and zeros of its shape to the others (nn.infeed); 0 or none: each replica is
+    # handed its own rows.
+
 
 class Mesh(Protocol):
     """What the story of a run (train.py) needs of a place that executes."""
@@ -52,6 +56,31 @@ class Mesh(Protocol):
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation: ...
 
     def fetch(self) -> State: ...
+
+
+class Feed:
+    """What each replica is handed of a training batch, step after step."""
+
+    def __init__(self, n_replicas: int, infeed_hosts: int = 0) -> None:
+        self.n_replicas = n_replicas
+        self.infeed_hosts = min(infeed_hosts, n_replicas)
+        self._turn = 0
+
+    def __call__(self, batch: Batch) -> list[Batch]:
+        if not self.infeed_hosts:
+            return rows_of_each(batch, self.n_replicas)
+        # The first replica of the host whose turn it is.
+        holder = self._turn * self.n_replicas // self.infeed_hosts
+        self._turn = (self._turn + 1) % self.infeed_hosts
+        whole = {name: np.asarray(values) for name, values in batch.items()}
+        zeros = {name: np.zeros_like(values) for name, values in whole.items()}
+        return [whole if r == holder else zeros for r in range(self.n_replicas)]
+
+
+def rows_of_each(batch: Batch, n_replicas: int) -> list[Batch]:
+    """The replicas' equal parts of a global batch."""
+    parts = {k: np.split(np.asarray(v), n_replicas) for k, v in batch.items()}
+    return [{k: v[r] for k, v in parts.items()} for r in range(n_replicas)]
 
 
 def gathered(parts: Iterable[Mapping[str, Any]]) -> Evaluation:

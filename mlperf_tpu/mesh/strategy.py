@@ -21,7 +21,15 @@ import tensorflow as tf
 from mlperf_tpu import collectives
 from mlperf_tpu.data.batches import HostFed, Repeated
 from mlperf_tpu.errors import BadInput, PlaceLost
-from mlperf_tpu.mesh import Batch, Evaluation, Metrics, Program, State, gathered
+from mlperf_tpu.mesh import (
+    Batch,
+    Evaluation,
+    Feed,
+    Metrics,
+    Program,
+    State,
+    gathered,
+)
 
 # What TensorFlow raises when a worker or its network is gone.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
@@ -54,25 +62,26 @@ class StrategyMesh:
     ) -> None:
         """Takes the state, traces and compiles all that the run will call.
 
-        `batch` is a global batch of the right shapes that may hold anything; the step
-        it is spent on is undone by taking the state again.
+        `batch` is a global batch of the right shapes that may hold anything, and so is
+        `eval_batch` where evaluation takes another; the step it is spent on is undone
+        by taking the state again.
         """
         self._sharded = program.step.update.sharded
+        self._feed = Feed(self.n_replicas, getattr(program, "infeed_hosts", 0))
         self._make_variables(state)
         self._step = self._function(program.step, self._assign)
         self._evaluation = self._function(
             lambda *arguments: everyones(program.evaluate(*arguments))
         )
         self._batches = None
-        fake = self._iterator(Repeated(batch))
+        fake = self._iterator(Repeated(batch), self._feed)
+        fake_eval = self._iterator(Repeated(eval_batch)) if eval_batch else fake
         with self._watched():
             # A trace of its own, which the loop calls, says what metrics there are.
             traced = self._step.get_concrete_function(fake)
             self._loop = self._loop_of(sorted(traced.structured_outputs))
             self._loop(fake, 1)
-            if eval_batch is not None:
-                fake = self._iterator(Repeated(eval_batch))
-            self._evaluation(fake)
+            self._evaluation(fake_eval)
             self._fetch()
         self.load(state)
 
@@ -86,7 +95,8 @@ class StrategyMesh:
         those of a host call at a time."""
         if batches is not self._batches:
             # The iterator reads ahead, so it is kept for the next block.
-            self._batches, self._ahead = batches, self._iterator(batches)
+            self._batches = batches
+            self._ahead = self._iterator(batches, self._feed)
         for first in range(0, n_steps, self.steps_per_call):
             n = min(self.steps_per_call, n_steps - first)
             with self._watched():
@@ -199,23 +209,31 @@ class StrategyMesh:
         traced = tf.function(loop, autograph=False)
         return lambda iterator, n: traced(iterator, tf.constant(n))
 
-    def _iterator(self, batches: Iterable[Batch]) -> Any:
+    def _iterator(self, batches: Iterable[Batch], feed: Feed | None = None) -> Any:
         """The batches cut into the replicas' parts, fetched to the devices ahead."""
+        feed = feed or Feed(self.n_replicas)
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=True, experimental_per_replica_buffer_size=2
         )
         return iter(
             self.strategy.distribute_datasets_from_function(
-                lambda context: self._of_host(batches, context), options
+                lambda context: self._of_host(batches, context, feed), options
             )
         )
 
-    def _of_host(self, batches: Iterable[Batch], context: Any) -> tf.data.Dataset:
+    def _of_host(
+        self, batches: Iterable[Batch], context: Any, feed: Feed
+    ) -> tf.data.Dataset:
         """What a host reads itself, a replica's part after the other. The only host of
         a slice is this process, which can say what is wrong with a file."""
         n_hosts = context.num_input_pipelines
         if n_hosts == 1:
-            return self._of_this_process(batches)
+            return self._of_this_process(batches, feed)
+        if feed.infeed_hosts:
+            raise BadInput(
+                f"data.infeed_hosts: {feed.infeed_hosts}, but on a slice of {n_hosts} "
+                "hosts each reads its own rows yet; give 0"
+            )
         if not isinstance(batches, HostFed):
             raise BadInput(
                 f"the slice has {n_hosts} hosts, but only one could read this data "
@@ -229,28 +247,26 @@ class StrategyMesh:
         rows = batches.on_host(context.input_pipeline_id, n_hosts)
         return rows.map(split).unbatch().prefetch(2 * parts)
 
-    def _of_this_process(self, batches: Iterable[Batch]) -> tf.data.Dataset:
+    def _of_this_process(self, batches: Iterable[Batch], feed: Feed) -> tf.data.Dataset:
         batches = iter(batches)
         first = next(batches)
-        signature = tf.nest.map_structure(_spec, self._parts(first)[0])
+        # Shapes alone: whose turn it is stays as it was.
+        signature = tf.nest.map_structure(
+            _spec, Feed(self.n_replicas, feed.infeed_hosts)(first)[0]
+        )
         return tf.data.Dataset.from_generator(
-            lambda: self._noting_errors(itertools.chain([first], batches)),
+            lambda: self._noting_errors(itertools.chain([first], batches), feed),
             output_signature=signature,
         ).prefetch(2 * self.n_replicas)
 
-    def _noting_errors(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _noting_errors(self, batches: Iterator[Batch], feed: Feed) -> Iterator[Batch]:
         """The replicas' parts one after the other. TensorFlow would turn an error of
         the data set into one of its own."""
         try:
             for batch in batches:
-                yield from self._parts(batch)
+                yield from feed(batch)
         except Exception as error:
             self._input_error = error
-
-    def _parts(self, batch: Batch) -> list[Batch]:
-        """The replicas' equal parts of a global batch."""
-        split = {k: np.split(np.asarray(v), self.n_replicas) for k, v in batch.items()}
-        return [{k: v[r] for k, v in split.items()} for r in range(self.n_replicas)]
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

@@ -21,7 +21,16 @@ import tensorflow as tf
 
 from mlperf_tpu import collectives
 from mlperf_tpu.errors import BadInput
-from mlperf_tpu.mesh import Batch, Evaluation, Metrics, Program, State, gathered
+from mlperf_tpu.mesh import (
+    Batch,
+    Evaluation,
+    Feed,
+    Metrics,
+    Program,
+    State,
+    gathered,
+    rows_of_each,
+)
 from mlperf_tpu.topology import Topology
 
 # Above this an all-reduce splits the sum between its members: below it the second
@@ -266,17 +275,19 @@ class VirtualMesh:
     ) -> None:
         """Takes the state, traces the step and the evaluation, runs each once.
 
-        `batch` is a global batch of the right shapes that may hold anything; what the
-        first runs compute is dropped. They fall into the initialisation, off the clock.
+        `batch` is a global batch of the right shapes that may hold anything, and so is
+        `eval_batch` where evaluation takes another; what the first runs compute is
+        dropped. They fall into the initialisation, off the clock.
         """
         self._sharded = program.step.update.sharded
         self.load(state)
-        first, pieces = self._states[0], self._split(batch)
-        tested = pieces if eval_batch is None else self._split(eval_batch)
+        self._feed = Feed(self.n_replicas, getattr(program, "infeed_hosts", 0))
+        first, pieces = self._states[0], self._placed(self._feed(batch))
         self._step = self._trace(program.step, first, pieces[0])
-        self._evaluation = self._trace(program.evaluate, first, tested[0])
-        for traced, on in ((self._step, pieces), (self._evaluation, tested)):
-            self._on_devices(lambda r, f=traced, p=on: f(r, self._states[r], p[r]))
+        evaluated = self._split(eval_batch or batch)
+        self._evaluation = self._trace(program.evaluate, first, evaluated[0])
+        for traced, data in ((self._step, pieces), (self._evaluation, evaluated)):
+            self._on_devices(lambda r, f=traced, d=data: f(r, self._states[r], d[r]))
 
     def train(self, batches: Iterator[Batch], n_steps: int) -> Iterator[Metrics]:
         """Takes `n_steps` steps, one global batch each; yields each step's metrics."""
@@ -285,7 +296,7 @@ class VirtualMesh:
             return self._step(replica, self._states[replica], pieces[replica])
 
         for batch in itertools.islice(batches, n_steps):
-            pieces = self._split(batch)
+            pieces = self._placed(self._feed(batch))
             done = self._on_devices(step)
             self._states = [state for state, _ in done]
             yield {name: float(value) for name, value in done[0][1].items()}
@@ -335,22 +346,14 @@ class VirtualMesh:
 
     def _split(self, batch: Batch) -> list[Batch]:
         """The replicas' equal parts of a global batch, on their devices."""
-        parts = []
-        for replica, device in enumerate(self._devices):
+        return self._placed(rows_of_each(batch, self.n_replicas))
+
+    def _placed(self, parts: list[Batch]) -> list[Batch]:
+        placed = []
+        for device, part in zip(self._devices, parts, strict=True):
             with tf.device(device):
-                parts.append(
-                    {
-                        name: tf.convert_to_tensor(
-                            values[
-                                replica * len(values) // self.n_replicas : (replica + 1)
-                                * len(values)
-                                // self.n_replicas
-                            ]
-                        )
-                        for name, values in batch.items()
-                    }
-                )
-        return parts
+                placed.append({k: tf.convert_to_tensor(v) for k, v in part.items()})
+        return placed
 
     def _trace(self, function: Callable, *arguments: Any) -> Callable:
         """`function` traced once, to be called as traced(replica, *arguments)."""

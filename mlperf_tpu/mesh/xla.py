@@ -18,7 +18,16 @@ import tensorflow as tf
 
 from mlperf_tpu import collectives
 from mlperf_tpu.collectives.xla import XlaPlace
-from mlperf_tpu.mesh import Batch, Evaluation, Metrics, Program, State, gathered
+from mlperf_tpu.mesh import (
+    Batch,
+    Evaluation,
+    Feed,
+    Metrics,
+    Program,
+    State,
+    gathered,
+    rows_of_each,
+)
 from mlperf_tpu.topology import Topology
 
 
@@ -93,10 +102,11 @@ class XlaMesh:
         """Lowers and compiles the step and the evaluation; puts the state in place."""
         self._sharded = program.step.update.sharded
         self._structure = self._mine(state, 0)
-        piece = self._split(batch)[0]
+        self._feed = Feed(self.n_replicas, getattr(program, "infeed_hosts", 0))
+        piece = self._feed(batch)[0]
         self._step = self.compile(program.step, self._structure, piece)
-        tested = piece if eval_batch is None else self._split(eval_batch)[0]
-        self._evaluation = self.compile(program.evaluate, self._structure, tested)
+        piece = rows_of_each(eval_batch or batch, self.n_replicas)[0]
+        self._evaluation = self.compile(program.evaluate, self._structure, piece)
         self.load(state)
 
     def load(self, state: State) -> None:
@@ -107,7 +117,7 @@ class XlaMesh:
     def train(self, batches: Iterator[Batch], n_steps: int) -> Iterator[Metrics]:
         for batch in itertools.islice(batches, n_steps):
             n = len(self._state)
-            data = self._step.put(n, self._split(batch))
+            data = self._step.put(n, self._feed(batch))
             outs = self._step(self._state + data)
             self._state = [_replicated(out) for out in outs[:n]]
             names = sorted(self._step.results[1])
@@ -117,7 +127,8 @@ class XlaMesh:
         names = sorted(self._evaluation.results)
         parts = []
         for batch in batches:
-            data = self._evaluation.put(len(self._state), self._split(batch))
+            pieces = rows_of_each(batch, self.n_replicas)
+            data = self._evaluation.put(len(self._state), pieces)
             outs = self._evaluation(self._state + data)
             of_replicas = zip(
                 *(out[:: self.place.n_partitions] for out in outs), strict=True
@@ -149,12 +160,6 @@ class XlaMesh:
             return state
         slots = tf.nest.map_structure(lambda rows: rows[replica], state["slots"])
         return {**state, "slots": slots}
-
-    def _split(self, batch: Batch) -> list[Batch]:
-        return [
-            {k: np.split(np.asarray(v), self.n_replicas)[r] for k, v in batch.items()}
-            for r in range(self.n_replicas)
-        ]
 
 
 class _Compiled:

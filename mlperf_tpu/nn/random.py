@@ -37,15 +37,15 @@ def dropout(x, rate: float, draws: Draws | None):
     if draws is None or rate == 0:
         return x
     bound = min(round(rate * 256), 255)
-    kept = tf.cast(_bytes(x.shape, draws.next()) >= bound, x.dtype)
+    kept = tf.cast(_bytes(x, draws.next()) >= bound, x.dtype)
     return x * (kept * tf.cast(256 / (256 - bound), x.dtype))
 
 
-def _bytes(shape, seed):
-    """Uniform uint8."""
+def _bytes(x, seed):
+    """Uniform uint8 of x's shape, which only XLA asks to be static."""
     if isinstance(collectives.place(), XlaPlace):
-        return random_bytes(seed, shape)
-    n = shape.num_elements()
+        return random_bytes(seed, x.shape)
+    shape, n = tf.shape(x), tf.size(x)
     words = tf.random.stateless_uniform([-(-n // 4)], seed, None, None, tf.int32)
     drawn = tf.reshape(tf.bitcast(words, tf.uint8), [-1])
     return tf.reshape(drawn[:n], shape)

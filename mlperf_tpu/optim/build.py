@@ -46,7 +46,7 @@ def build_optimizer(section: Any) -> Optimizer:
     if section.name == "sgd":
         return Momentum(section.momentum, section.weight_decay)
     if section.name == "adam":
-        return Adam(section.beta_1, section.beta_2, section.epsilon)
+        return Adam(section.beta_1, section.beta_2, section.epsilon, section.clip_norm)
     return Lars(
         section.momentum,
         section.weight_decay,

@@ -27,6 +27,8 @@ from mlperf_tpu.collectives.schedules_choice import gradient_sum as schedule_of
 from mlperf_tpu.errors import BadInput
 from mlperf_tpu.topology import Placement
 
+TILE = 1024  # elements of a one-dimensional array that a TPU holds together
+
 
 class GradientSum(Protocol):
     """What the weight update asks for; each call moves its values together."""
@@ -250,10 +252,24 @@ def _fused(
     return [out[i] for i in range(len(values))]
 
 
+def row_length(size: int, n: int) -> int:
+    """Elements of a replica's row of `size` elements: an n-th, rounded up.
+
+    A long row is rounded up to whole TPU tiles (1,024 elements): where rows are not,
+    the compiler lays what it gathers out anew, which took two tables of GNMT on 1,024
+    cores 8 ms by its own estimate.
+
+    >>> row_length(10, 4), row_length(32_768_000, 1024)
+    (3, 32768)
+    """
+    row = -(-size // n)
+    return row if row < 16 * TILE else -(-row // TILE) * TILE
+
+
 def to_rows(value: tf.Tensor, n: int) -> tf.Tensor:
-    """Flattens and pads with zeros to [n, ceil(size / n)]."""
+    """Flattens and pads with zeros to [n, row_length(size, n)]."""
     flat = tf.reshape(value, [-1])
-    padding = -flat.shape[0] % n
+    padding = n * row_length(flat.shape[0], n) - flat.shape[0]
     if padding:
         flat = tf.pad(flat, [[0, padding]])
     return tf.reshape(flat, [n, -1])

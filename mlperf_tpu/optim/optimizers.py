@@ -142,11 +142,15 @@ class Adam(Optimizer):
 
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
     w <- w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon), t from 1.
+
+    With `clip_norm` the summed gradients of all parameters are first scaled down to
+    that norm, where theirs is larger.
     """
 
     beta_1: float
     beta_2: float
     epsilon: float
+    clip_norm: float | None = None
     slots: tuple[str, ...] = ("first_moment", "second_moment")
 
     def step_size(self, rate, step):
@@ -154,6 +158,12 @@ class Adam(Optimizer):
         return rate * tf.sqrt(1.0 - self.beta_2**t) / (1.0 - self.beta_1**t)
 
     def update(self, parameters, weights, gradients, slots, rate, sum_squares):
+        if self.clip_norm is not None:
+            # After the sum over replicas: a clip before it would differ from that of
+            # one device (tensorflow#25806).
+            norm = tf.sqrt(tf.reduce_sum(sum_squares(gradients)))
+            scale = self.clip_norm / tf.maximum(norm, self.clip_norm)
+            gradients = [g * scale for g in gradients]
         first, second, new = [], [], []
         for w, g, m, v in zip(
             weights,

@@ -22,7 +22,13 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.optim.gradient_sum import from_rows, gradient_sum, to_rows
+from mlperf_tpu.optim.gradient_sum import (
+    TILE,
+    from_rows,
+    gradient_sum,
+    row_length,
+    to_rows,
+)
 from mlperf_tpu.optim.optimizers import Optimizer, Parameter
 
 
@@ -69,7 +75,7 @@ class WeightUpdate:
         """What one replica holds of a slot."""
         if not self.sharded:
             return parameter.shape
-        return (-(-math.prod(parameter.shape) // n_replicas),)
+        return (row_length(math.prod(parameter.shape), n_replicas),)
 
     def apply(self, weights, gradients, slots, rate):
         """(new weights, new slots) from this replica's gradients of the mean loss.
@@ -116,18 +122,15 @@ class WeightUpdate:
         ]
 
 
-# A TPU's tile of a vector. Of a shard that is no multiple of it, or of few of them,
-# libtpu 0.0.52 makes a sum of zeros and the shard: twice the bytes, and in float32.
-_TILE = 1024
-
-
+# Of a shard that is no multiple of a tile, or of few of them, libtpu 0.0.52 makes a sum
+# of zeros and the shard: twice the bytes, and in float32.
 def packed(exchange, mine: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """All replicas' rows, [replicas, row] each, by one gather a dtype."""
     gathered: dict[int, tf.Tensor] = {}
     for dtype in dict.fromkeys(row.dtype for row in mine):
         numbers = [k for k, row in enumerate(mine) if row.dtype == dtype]
         sizes = [mine[k].shape[0] for k in numbers]
-        missing = -sum(sizes) % _TILE
+        missing = -sum(sizes) % TILE
         rows = [mine[k] for k in numbers] + [tf.zeros([missing], dtype)]
         [whole] = exchange([tf.concat(rows, 0)])
         gathered |= zip(numbers, tf.split(whole, [*sizes, missing], 1), strict=False)

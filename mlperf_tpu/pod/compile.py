@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -262,9 +262,11 @@ def _load(file: Path) -> Answer | None:
         return None
     groups = [tuple(tuple(g) for g in each) for each in document["groups"]]
     module = Module(
-        [Op(*op) for op in document["ops"]],
+        [replace(Op(*op), loops=tuple(op[-1])) for op in document["ops"]],
         [
-            Collective(**{**c, "groups": groups[c["groups"]]})
+            Collective(
+                **{**c, "groups": groups[c["groups"]], "loops": tuple(c["loops"])}
+            )
             for c in document["collectives"]
         ],
         document["unknown_loops"],

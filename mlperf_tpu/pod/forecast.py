@@ -23,6 +23,11 @@ from mlperf_tpu.topology.links import V3, Links
 UPDATE_SCOPE = "weight_update"  # optim.training_step names the ops of the update so
 GRADIENT_SCOPE = "gradient_tape"  # TensorFlow's name for what a gradient tape adds
 GIB = 2**30
+# Scopes that are no layer's: of the phases, of loops, and XLA's own of calls.
+_NOT_A_LAYER = re.compile(
+    rf"{GRADIENT_SCOPE}|{UPDATE_SCOPE}|call\.\d+|while(_\d+)?|body|cond"
+    r"|\w*_(steps|blocks)(_\d+)?"
+)
 
 # From the first blocks of the v0.6 ResNet-50 rows (scripts/fit_network.py shows how
 # near they come); the same for every benchmark and scale.
@@ -88,7 +93,7 @@ def layer(op: Op) -> str:
     'stage1_block2/conv'
     """
     parts = op.op_name.split(";")[0].split("/")
-    kept = [p for p in parts[:-1] if p not in (GRADIENT_SCOPE, UPDATE_SCOPE)]
+    kept = [p for p in parts[:-1] if not _NOT_A_LAYER.fullmatch(p)]
     # TensorFlow numbers a scope that it enters again.
     name = "/".join(re.sub(r"_\d+$", "", p) for p in kept)
     if name:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+
+from mlperf_tpu.spec.loops import LoopCase
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -89,11 +91,13 @@ class Collective:
     op_name: str
     n_arrays: int
     count: int = 1
+    loops: tuple[str, ...] = ()
 
 
 @dataclass
 class Op:
-    """An op of the compiled step, all its executions in one step together."""
+    """An op of the compiled step, all its executions in one step together: of one
+    iteration of each of `loops`, whose number the data decides."""
 
     name: str
     opcode: str
@@ -101,6 +105,7 @@ class Op:
     shape: str
     cycles: int
     count: int = 1
+    loops: tuple[str, ...] = ()
 
 
 @dataclass
@@ -116,12 +121,50 @@ class Module:
     def cycles(self) -> int:
         return sum(op.cycles for op in self.ops)
 
+    def counted(self, cases: Sequence[LoopCase]) -> Module:
+        """The mean step over these cases, in which no loop is unknown that they name.
+
+        A loop inside another runs as often as the product says.
+        """
+
+        @cache
+        def times(loops: tuple[str, ...]) -> float:
+            return sum(
+                case.share * math.prod(case.iterations(name) or 1 for name in loops)
+                for case in cases
+            ) / sum(case.share for case in cases)
+
+        return Module(
+            [
+                replace(
+                    op,
+                    cycles=round(op.cycles * times(op.loops)),
+                    count=round(op.count * times(op.loops)),
+                    loops=(),
+                )
+                if op.loops
+                else op
+                for op in self.ops
+            ],
+            [
+                replace(each, count=round(each.count * times(each.loops)), loops=())
+                if each.loops
+                else each
+                for each in self.collectives
+            ],
+            [
+                name
+                for name in self.unknown_loops
+                if any(case.iterations(name) is None for case in cases)
+            ],
+        )
+
 
 def read(text: str) -> Module:
     """The module's ops with an estimate, and its collectives, wherever they stand."""
     entry, computations = _computations(text)
     module = Module()
-    _walk(entry, 1, computations, module)
+    _walk(entry, 1, (), computations, module)
     return module
 
 
@@ -164,6 +207,7 @@ def _closing(text: str, start: int = 0) -> int:
 def _walk(
     name: str,
     times: int,
+    loops: tuple[str, ...],
     computations: dict[str, dict[str, Instruction]],
     module: Module,
 ) -> None:
@@ -171,7 +215,7 @@ def _walk(
         kind = _collective_kind(op.opcode)
         if kind is not None and not op.opcode.endswith("-done"):
             found = _collective(kind, op, computations[name], times)
-            module.collectives.append(found)
+            module.collectives.append(replace(found, loops=loops))
             continue
         inner = _wrapped(op, computations)
         if inner is not None:
@@ -181,21 +225,25 @@ def _walk(
             kind = _collective_kind(instruction.opcode)
             assert kind is not None
             found = _collective(kind, instruction, computation, times)
-            module.collectives.append(found)
+            module.collectives.append(replace(found, loops=loops))
             if op.opcode != "fusion":
                 continue
         if op.cycles:
+            cycles = op.cycles * times
             module.ops.append(
-                Op(op.name, op.opcode, op.op_name, op.shape, op.cycles * times, times)
+                Op(op.name, op.opcode, op.op_name, op.shape, cycles, times, loops)
             )
         if op.opcode == "while":
             trips = _trip_count(op, computations)
+            inside = loops
             if trips is None:
-                module.unknown_loops.append(op.op_name or op.name)
-            _walk(op.called["body"], times * (trips or 1), computations, module)
+                inside = (*loops, op.op_name or op.name)
+                module.unknown_loops.append(inside[-1])
+            body = op.called["body"]
+            _walk(body, times * (trips or 1), inside, computations, module)
         elif op.opcode in ("call", "conditional"):
             for called in op.called.values():
-                _walk(called, times, computations, module)
+                _walk(called, times, loops, computations, module)
 
 
 def _collective_kind(opcode: str) -> str | None:

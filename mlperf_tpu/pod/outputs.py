@@ -72,9 +72,20 @@ def one(row: Row, style: Style = text) -> str:
         f"of the matrix units' peak; collectives: {collectives or 'none'}",
         *_notes(row),
     ]
-    return "\n\n".join(
-        [head, style(lines), style(kinds), "\n".join(notes), _run(row, style)]
-    )
+    parts = [head, style(lines), *_cases(row, style), style(kinds)]
+    return "\n\n".join([*parts, "\n".join(notes), _run(row, style)])
+
+
+def _cases(row: Row, style: Style) -> list[str]:
+    """What the step is the mean of, where loops end with the data."""
+    if not row["cases"]:
+        return []
+    lines = [["batches", "share", "ms"]]
+    lines += [
+        [case["batches"], f"{case['share']:.1%}", f"{case['step_ms']:.2f}"]
+        for case in row["cases"]
+    ]
+    return [style(lines)]
 
 
 def _notes(row: Row) -> list[str]:

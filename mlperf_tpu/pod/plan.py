@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlperf_tpu.errors import BadInput
@@ -29,7 +29,9 @@ from mlperf_tpu.pod.forecast import (
 from mlperf_tpu.pod.hlo import Collective
 from mlperf_tpu.pod.machine import Slice, slice_for
 from mlperf_tpu.pod.published import Published, published
-from mlperf_tpu.spec import Resolved
+from mlperf_tpu.spec import Resolved, benchmark_module
+from mlperf_tpu.spec.loops import LoopCase
+from mlperf_tpu.spec.validation import has_part
 from mlperf_tpu.topology.links import V3, Links
 
 Say = Callable[[str], None]
@@ -48,6 +50,8 @@ class Plan:
     run: Run
     hbm: dict[str, int]
     published: Published | None
+    # What the step is the mean of, where its loops end with the data.
+    cases: tuple[tuple[LoopCase, Step], ...] = ()
 
     @property
     def batch(self) -> int:
@@ -103,6 +107,14 @@ class Plan:
                 for name, (count, n_bytes) in sorted(parts.items())
             },
             "unknown_loops": self.compiled.module.unknown_loops,
+            "cases": [
+                {
+                    "batches": case.label,
+                    "share": case.share,
+                    "step_ms": round(step.total, 4),
+                }
+                for case, step in self.cases
+            ],
             "steps": self.run.steps,
             "epochs": self.run.epochs,
             "epochs_from": self.epochs_from,
@@ -184,8 +196,13 @@ def forecast(
     links: Links = V3,
 ) -> Plan:
     """The forecast of what was compiled. No compiler is called."""
-    compiled, evaluation = answers
     spec = resolved.spec
+    n = len(devices)
+    trips = loop_cases(spec, "step", spec.training.global_batch // n)
+    compiled = _counted(answers[0], trips)
+    evaluation = _counted(
+        answers[1], loop_cases(spec, "evaluate", spec.eval_batch // n)
+    )
     sizes = dict(compiled.stats["state_bytes"])
     sizes["weights"] += sizes.pop("step", 0) + sizes.pop("seed", 0)
     hbm = memory(compiled.stats, sizes, where)
@@ -194,6 +211,19 @@ def forecast(
     step = step_time(compiled.module, where, devices, sizes["batch"], links)
     eval_bytes = evaluation.stats["state_bytes"]["batch"]
     evaluating = step_time(evaluation.module, where, devices, eval_bytes, links)
+    cases = tuple(
+        (
+            case,
+            step_time(
+                answers[0].module.counted([case]),
+                where,
+                devices,
+                sizes["batch"],
+                links,
+            ),
+        )
+        for case in trips
+    )
     blocks = spec.blocks()[: entry.n_evaluations if entry else None]
     run = run_time(
         step.total,
@@ -204,7 +234,22 @@ def forecast(
         spec.data.train_examples if hasattr(spec.data, "image_size") else 0,
         max(1.0, where.n_devices / CORES_PER_HOST),
     )
-    return Plan(resolved, where, devices, compiled, evaluation, step, run, hbm, entry)
+    return Plan(
+        resolved, where, devices, compiled, evaluation, step, run, hbm, entry, cases
+    )
+
+
+def loop_cases(spec: Any, function: str, batch_per_replica: int) -> list[LoopCase]:
+    """What the benchmark says of the loops that end with its data (spec.loops)."""
+    if not has_part(spec.benchmark, "loops"):
+        return []
+    loops = benchmark_module(spec.benchmark, "loops")
+    found: list[LoopCase] = loops.cases(spec, function, batch_per_replica)
+    return found
+
+
+def _counted(found: Answer, cases: Sequence[LoopCase]) -> Answer:
+    return replace(found, module=found.module.counted(cases)) if cases else found
 
 
 def _too_much(hbm: dict[str, int]) -> str:

@@ -125,6 +125,7 @@ class AdamSection(Section):
     beta_1: float = Field(ge=0, lt=1)
     beta_2: float = Field(ge=0, lt=1)
     epsilon: float = Field(gt=0)
+    clip_norm: float | None = Field(default=None, gt=0)
 
 
 OptimizerSection = Annotated[

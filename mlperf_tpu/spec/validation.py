@@ -27,6 +27,12 @@ def benchmark_module(name: str, part: str = "") -> Any:
     return importlib.import_module(dotted)
 
 
+def has_part(name: str, part: str) -> bool:
+    """Whether the benchmark's folder has that module."""
+    package = benchmark_module(name)
+    return any(m.name == part for m in pkgutil.iter_modules(package.__path__))
+
+
 def validate(file: str, values: Mapping[str, Any]) -> Spec:
     name = values.get("benchmark")
     if not isinstance(name, str):

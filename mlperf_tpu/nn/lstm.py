@@ -1,0 +1,277 @@
+"""Long short-term memory over [time, batch, width], its loop as short as it can be.
+
+Hoisted (papers.md 1.6, what Google's GNMT did on TPUs): the input's projection is one
+product before the loop, and the loop adds the state's. Backwards the loop carries the
+gates' gradients alone, and those of all weights and of the input are products after it.
+Plain: the projection stands in the loop, and TensorFlow differentiates the loop. Both
+compute the same; `mlperf-tpu verify gnmt` compares them.
+
+Both end after `n_steps`, the longest sequence of the batch. What stands behind a row's
+own end is of no use to anyone but is finite.
+
+The gates of a step are [batch, 4 width]: input, forget, output, candidate. The cell is
+float32, the states are of the activations' dtype.
+"""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from mlperf_tpu.nn import blocks
+from mlperf_tpu.nn.gradients import gradient_scope
+
+STEPS = "steps"  # loops of so many iterations as there are steps end their names so
+UNIFORM = 0.1  # all weights start uniform in +-0.1, as the MLPerf reference's do
+
+
+# A gate before its sigmoid that lets nothing through: an exact zero.
+SHUT = -1e9
+
+
+def cell(z, c):
+    """One step from the gates before their non-linearity.
+
+    z [batch, 4 width], c [batch, width], float32: (new h, new c, the sigmoid gates
+    [batch, 3 width], the candidate [batch, width]).
+    """
+    width = c.shape[-1]
+    gates, candidate = tf.split(z, [3 * width, width], 1)
+    gates, candidate = tf.sigmoid(gates), tf.tanh(candidate)
+    i, f, o = tf.split(gates, 3, 1)
+    c = f * c + i * candidate
+    return o * tf.tanh(c), c, gates, candidate
+
+
+def derivatives(gates, candidate, c_before, c):
+    """What the states alone decide of a step's gradient, float32: the gates'
+    derivatives [..., 4 width], the cell's by h, and the forget gate [..., width]."""
+    gates, candidate, c_before, c = (
+        tf.cast(v, tf.float32) for v in (gates, candidate, c_before, c)
+    )
+    i, f, o = tf.split(gates, 3, -1)
+    tanh = tf.tanh(c)
+    by_gate = [
+        candidate * i * (1.0 - i),
+        c_before * f * (1.0 - f),
+        tanh * o * (1.0 - o),
+        i * (1.0 - candidate * candidate),
+    ]
+    return tf.concat(by_gate, -1), o * (1.0 - tanh * tanh), f
+
+
+def derivatives_of_step(gates, candidates, cells, before: int, after: int, steps):
+    """A function of the step: its `derivatives`, from tensor arrays of all steps.
+
+    XLA makes one op of them where the loop reads its step; a CPU, to which each op
+    costs its start, computes those of all steps before the loop.
+    """
+    if blocks.static_shapes():
+        return lambda t: derivatives(
+            gates.read(t),
+            candidates.read(t),
+            cells.read(t + before),
+            cells.read(t + after),
+        )
+    c = _around(cells.stack(), before, after)
+    arrays = [
+        array(steps, v.shape[1:], tf.float32, v)
+        for v in derivatives(gates.stack(), candidates.stack(), *c)
+    ]
+    return lambda t: [values.read(t) for values in arrays]
+
+
+def cell_gradient(by_gate, by_h, f, dh, dc):
+    """(gradient of z [batch, 4 width], of the cell before) from those of h and c,
+    float32 [batch, width] each, and a step's `derivatives`."""
+    dc += dh * by_h
+    return tf.concat([dc, dc, dh, dc], 1) * by_gate, dc * f
+
+
+def kept(dtype):
+    """In what a loop keeps values for its gradient: a CPU computes in float32 alone,
+    and would convert at each step what memory it has to spare."""
+    return dtype if blocks.static_shapes() else tf.float32
+
+
+def array(n: int, shape, dtype, values=None):
+    """A tensor array of `n` elements; what is not written reads as zeros."""
+    out = tf.TensorArray(dtype, n, element_shape=shape, clear_after_read=False)
+    return out if values is None else out.unstack(values)
+
+
+def loop(n_steps, body, start, name: str, most: int | None = None):
+    """`body(t, *state)` for t of 0 .. n_steps - 1; the last state."""
+    with tf.name_scope(name):
+        return tf.while_loop(
+            lambda t, *_: t < n_steps,
+            lambda t, *state: (t + 1, *body(t, *state)),
+            (tf.constant(0), *start),
+            parallel_iterations=1,
+            maximum_iterations=most,
+        )[1:]
+
+
+def plain_lstm(x, kernel, recurrent, bias, n_steps, mask=None, reverse=False, side=""):
+    """The same as `hoisted_lstm`, by TensorFlow's own gradient."""
+    time, batch, width = x.shape[0], x.shape[1], recurrent.shape[0]
+    steps = tf.shape(x)[0] if time is None else time
+    dtype = x.dtype
+    whole = tf.cast(tf.concat([kernel, recurrent], 0), dtype)
+    bias = tf.cast(bias, dtype)
+    inputs = array(steps, [batch, x.shape[2]], dtype, x)
+    masks = None if mask is None else array(steps, [batch, 1], tf.float32, mask)
+
+    def body(s, h, c, out):
+        t = n_steps - 1 - s if reverse else s
+        z = tf.matmul(tf.concat([inputs.read(t), h], 1), whole) + bias
+        h, c, _, _ = cell(tf.cast(z, tf.float32), c)
+        if masks is not None:
+            h, c = h * masks.read(t), c * masks.read(t)
+        h = tf.cast(h, dtype)
+        return h, c, out.write(t, h)
+
+    h, c = tf.zeros([batch, width], dtype), tf.zeros([batch, width])
+    out = array(steps, [batch, width], dtype)
+    name = f"{side}_{STEPS}"
+    return loop(n_steps, body, (h, c, out), name, time)[2].stack()
+
+
+def hoisted_lstm(
+    x, kernel, recurrent, bias, n_steps, mask=None, reverse=False, side=""
+):
+    """The states h, [time, batch, width] in x's dtype, of which the first is fed zeros.
+
+    x [time, batch, in], kernel [in, 4 width], recurrent [width, 4 width] and bias
+    [4 width] float32, n_steps int32 scalar. `mask` float32 [time, batch, 1] makes the
+    state zero where it is zero: a reversed loop starts at each row's own end. `side`
+    names the loops: source or target.
+    """
+    scope = gradient_scope()
+
+    @tf.custom_gradient
+    def run(x, kernel, recurrent, bias):
+        time, batch, width = x.shape[0], x.shape[1], recurrent.shape[0]
+        steps = tf.shape(x)[0] if time is None else time
+        dtype = x.dtype
+        w, u = tf.cast(kernel, dtype), tf.cast(recurrent, dtype)
+        projected = blocks.product(x, w, n_steps, side, tf.cast(bias, dtype))
+        if mask is not None:
+            projected = tf.where(mask > 0, projected, tf.cast(SHUT, dtype))
+        keep = kept(dtype)
+        inputs = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
+        # States before and after step t stand at these places of arrays of time + 1.
+        before, after = (1, 0) if reverse else (0, 1)
+
+        def body(s, h, c, states, cells, gates, candidates):
+            t = n_steps - 1 - s if reverse else s
+            z = tf.cast(tf.matmul(h, u), tf.float32)
+            h, c, g, candidate = cell(z + tf.cast(inputs.read(t), tf.float32), c)
+            h = tf.cast(h, dtype)
+            return (
+                h,
+                c,
+                states.write(t + after, h),
+                cells.write(t + after, c),
+                gates.write(t, tf.cast(g, keep)),
+                candidates.write(t, tf.cast(candidate, keep)),
+            )
+
+        start = (
+            tf.zeros([batch, width], dtype),
+            tf.zeros([batch, width]),
+            array(steps + 1, [batch, width], dtype),
+            array(steps + 1, [batch, width], tf.float32),
+            array(steps, [batch, 3 * width], keep),
+            array(steps, [batch, width], keep),
+        )
+        done = loop(n_steps, body, start, f"{side}_{STEPS}")
+        h_all = done[2].stack()
+
+        def gradient(dh_all):
+            with scope():
+                of_step = derivatives_of_step(
+                    done[4], done[5], done[3], before, after, steps
+                )
+                given = array(steps, [batch, width], keep, tf.cast(dh_all, keep))
+
+                def body(s, dh, dc, dz):
+                    t = s if reverse else n_steps - 1 - s
+                    dh += tf.cast(given.read(t), tf.float32)
+                    now, dc = cell_gradient(*of_step(t), dh, dc)
+                    now = tf.cast(now, dtype)
+                    dh = tf.matmul(now, u, transpose_b=True)
+                    return tf.cast(dh, tf.float32), dc, dz.write(t, now)
+
+                zero = tf.zeros([batch, width])
+                start = (zero, zero, array(steps, [batch, 4 * width], dtype))
+                dz = loop(n_steps, body, start, f"{side}_{STEPS}")[2].stack()
+                dx = blocks.product(dz, tf.transpose(w), n_steps, side)
+                h_before, _ = _around(h_all, before, after)
+                return dx, *weight_gradients(dz, x, h_before)
+
+        return h_all[:-1] if reverse else h_all[1:], gradient
+
+    return run(x, kernel, recurrent, bias)
+
+
+def _around(values, before: int, after: int):
+    """The states before and after each step, of an array of time + 1."""
+    first, last = values[:-1], values[1:]
+    return (last, first) if before > after else (first, last)
+
+
+def weight_gradients(dz, *inputs):
+    """float32 gradients of each input's kernel and of the bias: one product each over
+    all steps. dz [time, batch, out], zeros where no step was; an input
+    [time, batch, in]."""
+    flat = tf.reshape(dz, [-1, dz.shape[-1]])
+    kernels = [
+        tf.cast(
+            tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), flat, transpose_a=True),
+            tf.float32,
+        )
+        for x in inputs
+    ]
+    return *kernels, tf.reduce_sum(tf.cast(flat, tf.float32), 0)
+
+
+class LSTM(keras.layers.Layer):
+    """One layer: [time, batch, in] to [time, batch, width].
+
+    `hoisted` chooses how it is computed, not what. `side` says whose length ends its
+    loops, source or target.
+    """
+
+    def __init__(self, width: int, hoisted: bool, side: str, reverse=False, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        self.width = width
+        self.reverse = reverse
+        self.side = side
+        self._run = hoisted_lstm if hoisted else plain_lstm
+
+    def build(self, shape):
+        uniform = keras.initializers.RandomUniform(-UNIFORM, UNIFORM)
+        gates = 4 * self.width
+        add = lambda name, *shape: self.add_weight(  # noqa: E731
+            shape=shape, initializer=uniform, name=name, autocast=False
+        )
+        self.kernel = add("kernel", shape[-1], gates)
+        self.recurrent = add("recurrent", self.width, gates)
+        self.bias = add("bias", gates)
+
+    @property
+    def weights_now(self):
+        """kernel, recurrent and bias as tensors."""
+        held = (self.kernel, self.recurrent, self.bias)
+        return [tf.convert_to_tensor(v) for v in held]
+
+    def call(self, x, n_steps, mask=None):
+        return self._run(x, *self.weights_now, n_steps, mask, self.reverse, self.side)
+
+    def step(self, x, h, c):
+        """One step for decoding: x [rows, in], h and c [rows, width]; (h, c)."""
+        kernel, recurrent, bias = (tf.cast(v, x.dtype) for v in self.weights_now)
+        z = tf.matmul(x, kernel) + tf.matmul(h, recurrent) + bias
+        h, c, _, _ = cell(tf.cast(z, tf.float32), c)
+        return tf.cast(h, x.dtype), c
