@@ -113,11 +113,11 @@ def _share(rows: list[Plan]) -> list[str]:
     for found in rows:
         row = found.document()
         kind = "sharded" if found.resolved.spec.update.sharded else "on every core"
+        core = found.step.update / (found.step.compute + found.step.update)
         out.append(
             f"- {row['scale']}, {kind}: {row['step_ms']['update']:.2f} ms of "
             f"{row['step_ms']['total']:.2f} ms, {row['update_share']:.1%}; "
-            f"{found.step.update / (found.step.compute + found.step.update):.1%} of what "
-            "the core computes"
+            f"{core:.1%} of what a core computes"
         )
     return out
 
