@@ -1,8 +1,8 @@
 """What `mlperf-tpu verify transformer` proves, on a narrow network of the same layers.
 
-One layer a side of width 32, rows of 24 ids and a vocabulary of 36, which 2 and 4
-partitions divide. Without dropout: a replica's masks are its own, so that no number of
-replicas draws what another draws (tests/test_transformer.py proves them).
+One layer a side of width 32, rows of 24 ids and a vocabulary of 36. Without dropout: a
+replica's masks are its own, so that no number of replicas draws what another draws
+(tests/test_transformer.py proves them).
 """
 
 from __future__ import annotations
@@ -206,24 +206,6 @@ TECHNIQUES = (
         2**-6,
         "a bfloat16 holds 8 bits, and Adam squares them",
         (_CALM, "update.gradient_dtype=bfloat16"),
-        (_CALM,),
-    ),
-    Technique(
-        "feature partitioning, 2 cores",
-        train_two_steps,
-        (MeshSize("xla", 2, 2),),
-        _REORDERED,
-        _REORDERED_BY,
-        (_CALM, "training.partitions=2"),
-        (_CALM,),
-    ),
-    Technique(
-        "feature partitioning, 4 cores",
-        train_two_steps,
-        (MeshSize("xla", 2, 4),),
-        _REORDERED,
-        _REORDERED_BY,
-        (_CALM, "training.partitions=4"),
         (_CALM,),
     ),
     Technique(

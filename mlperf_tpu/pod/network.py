@@ -57,7 +57,7 @@ def collective_cost(
     >>> grid = Topology.for_chips(1024)
     >>> cost = collective_cost("all-reduce", 102e6, [range(2048)], grid)
     >>> round(cost.total_ms, 2), cost.algorithm
-    (0.97, '2-D two colours over 32x32 chips, cores first')
+    (0.89, '2-D two colours over 32x32 chips, cores first')
     """
     if kind not in KINDS:
         raise BadInput(f"no collective {kind!r}; {nearest(kind, KINDS)}")

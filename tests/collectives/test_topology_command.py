@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mlperf_tpu.cli import main
+from mlperf_tpu.topology.links import MESSAGE_US
 
 
 def run(*arguments: str) -> Result:
@@ -45,7 +46,7 @@ def test_json_holds_the_forecast_alone_on_stdout() -> None:
     assert document["schema"] == 1
     assert document["steps"] == 124  # 4 (N - 1)
     assert document["chips"] == 1024
-    assert document["latency_ms"] == pytest.approx(0.124)  # 1 us a step
+    assert document["latency_ms"] == pytest.approx(124 * MESSAGE_US * 1e-3)
     assert document["sum_ms"] > document["busiest_link_ms"]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlperf_tpu.errors import BadInput
+from mlperf_tpu.mesh import Feed
 from tests.conftest import ROOT
 
 WORKER = Path(__file__).with_name("strategy_worker.py")
@@ -57,7 +58,7 @@ def slice_of_8(tensorflow):
 def test_a_data_set_of_one_host_is_refused_on_a_slice_of_several(slice_of_8):
     context = SimpleNamespace(num_input_pipelines=4, input_pipeline_id=0)
     with pytest.raises(BadInput, match="the slice has 4 hosts"):
-        slice_of_8._of_host(iter([]), context)
+        slice_of_8._of_host(iter([]), context, Feed(8))
 
 
 def test_a_host_hands_each_of_its_replicas_its_part(slice_of_8):
@@ -65,7 +66,7 @@ def test_a_host_hands_each_of_its_replicas_its_part(slice_of_8):
 
     batch = Repeated({"label": np.arange(32)})
     context = SimpleNamespace(num_input_pipelines=4, input_pipeline_id=2)
-    parts = slice_of_8._of_host(batch, context).as_numpy_iterator()
+    parts = slice_of_8._of_host(batch, context, Feed(8)).as_numpy_iterator()
     # Two replicas of four rows a host; then the next batch.
     for first in (16, 20, 16, 20):
         np.testing.assert_array_equal(next(parts)["label"], range(first, first + 4))
