@@ -256,8 +256,8 @@ def row_length(size: int, n: int) -> int:
     """Elements of a replica's row of `size` elements: an n-th, rounded up.
 
     A long row is rounded up to whole TPU tiles (1,024 elements): where rows are not,
-    the compiler lays what it gathers out anew, which took two tables of GNMT on 1,024
-    cores 8 ms by its own estimate.
+    the compiler lays what it gathers out anew, which took ResNet-50 on 32 cores 0.16 ms
+    of a step by its own estimate.
 
     >>> row_length(10, 4), row_length(32_768_000, 1024)
     (3, 32768)
