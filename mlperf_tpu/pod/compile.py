@@ -192,7 +192,8 @@ def _error(code: int, log: Path, request: Request) -> BadInput | RunFailed:
             + (f" ({wrong[-1].strip()[:200]})" if wrong else "")
             + "; name one as v3:32x32x1, v4:8x8x16 or v5e:16x16"
         )
-    if "RESOURCE_EXHAUSTED" in text or "Ran out of memory" in text:
+    # Not every RESOURCE_EXHAUSTED: a core has a scalar memory, too, which may be full.
+    if "Ran out of memory" in text or "exceeds available HBM" in text:
         return DoesNotFit(_memory_report(text))
     lines = [line for line in text.splitlines() if re.match(r"[\w.]*Error\b", line)]
     why = lines[-1].strip()[:300] if lines else f"exit {code}"

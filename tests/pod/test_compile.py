@@ -130,6 +130,17 @@ def test_an_abort_of_the_child_is_one_line_and_a_log(tmp_path) -> None:
     assert not list((tmp_path / "modules").iterdir())
 
 
+def test_scalar_memory_that_is_full_is_not_said_to_be_hbm(tmp_path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Allocation (size=32768) would "
+        "exceed memory (size=16384) :: #allocation21 [space=smem] :: all-reduce.546\n"
+    )
+    error = compiling._error(1, log, request_of("Toy"))
+    assert not isinstance(error, DoesNotFit)
+    assert "did not compile" in str(error) and "space=smem" in str(error)
+
+
 def test_ctrl_c_leaves_no_entry(tmp_path) -> None:
     code = (
         "from tests.pod.test_compile import *; import pathlib;"
