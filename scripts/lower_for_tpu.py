@@ -64,9 +64,11 @@ def lowers(name: str, resolved: Resolved, n: int) -> bool:
 
     spec = resolved.spec
     program: Any = benchmark_module(spec.benchmark, "program").Program(spec)
+    # Of an infeed by one or two hosts each replica is handed whole batches.
+    whole = getattr(program, "infeed_hosts", 0) > 0
+    rows = spec.training.global_batch // (1 if whole else n)
     batch = tf.nest.map_structure(
-        lambda field: tf.TensorSpec(field.shape, field.dtype),
-        program.fake_batch(spec.training.global_batch // n),
+        lambda field: tf.TensorSpec(field.shape, field.dtype), program.fake_batch(rows)
     )
     done = True
 
