@@ -187,10 +187,11 @@ BY_HAND = {
             [0.5 - _HALF, 0.5 - _SMALL, 0.5 + _HALF, 0.5 + _SMALL],
         ]
     ),
-    # The first box is the first anchor, and lies within the second (0.25 / 0.36); the
-    # second, (0.6 x 0.1) / (0.36) of the second anchor at best, is given that anchor.
-    "matched": np.array([0, 1, -1, -1]),
-    # Its code against the second anchor: its centre is 0.3 off in y, by a side of 0.6,
+    # The first box is the first anchor, lies within the second (0.25 / 0.36) and shares
+    # 0.177 / 0.323 with the others. The second shares 0.06 / 0.42 with the second anchor
+    # and 0.0543 / 0.3157 with the last: too little, but it is given that one.
+    "matched": np.array([0, 0, 0, 1]),
+    # The second box's code against the second anchor: its centre is 0.3 off in y, by a side of 0.6,
     # times 10; log(0.2 / 0.6) and log(1) times 5.
     "code": np.array([5.0, 0.0, 5 * np.log(1 / 3), 0.0]),
 }
