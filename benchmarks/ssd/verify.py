@@ -188,11 +188,11 @@ BY_HAND = {
         ]
     ),
     # The first box is the first anchor, lies within the second (0.25 / 0.36) and shares
-    # 0.177 / 0.323 with the others. The second shares 0.06 / 0.42 with the second anchor
-    # and 0.0543 / 0.3157 with the last: too little, but it is given that one.
+    # 0.177 / 0.323 with the others. The second shares 0.06 / 0.42 with the second
+    # anchor and 0.0543 / 0.3157 with the last: too little, but it is given that one.
     "matched": np.array([0, 0, 0, 1]),
-    # The second box's code against the second anchor: its centre is 0.3 off in y, by a side of 0.6,
-    # times 10; log(0.2 / 0.6) and log(1) times 5.
+    # The second box's code against the second anchor: its centre is 0.3 off in y, by a
+    # side of 0.6, times 10; log(0.2 / 0.6) and log(1) times 5.
     "code": np.array([5.0, 0.0, 5 * np.log(1 / 3), 0.0]),
 }
 _BOXES = np.array([[0.25, 0.25, 0.75, 0.75], [0.7, 0.2, 0.9, 0.8]], np.float32)
