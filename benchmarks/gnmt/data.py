@@ -53,14 +53,12 @@ def load(spec: Spec, data_dir: Path | None) -> Corpus:
         train, held_out = _word_pairs(data.train_examples, data.eval_examples)
         return corpus(train, held_out, _word_pieces(data), data)
     from mlperf_tpu.data import wmt
+    from mlperf_tpu.data.check import refuse
 
     if data_dir is None:
         raise BadInput("data.name: wmt is read from a folder; give --data-dir")
     report = wmt.check(data_dir, data.eval_examples)
-    if report.errors:
-        rest = len(report.errors) - 1
-        more = f" (and {rest} more: `mlperf-tpu data check`)" if rest else ""
-        raise BadInput(f"--data-dir: {report.errors[0]}{more}")
+    refuse(report.errors)
     return _read(report, data_dir, data)
 
 

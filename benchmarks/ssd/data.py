@@ -53,15 +53,13 @@ def _coco(
     import tensorflow as tf
     from mlperf_tpu.benchmarks.ssd.augment import eval_image, train_image
 
+    from mlperf_tpu.data.check import refuse
     from mlperf_tpu.data.coco import Coco
 
     if data_dir is None:
         raise BadInput("data.name: coco is read from a folder; give --data-dir")
     report = check(spec, data_dir, "quick")
-    if report.errors:
-        rest = len(report.errors) - 1
-        more = f" (and {rest} more: `mlperf-tpu data check`)" if rest else ""
-        raise BadInput(f"--data-dir: {report.errors[0]}{more}")
+    refuse(report.errors)
     size, tries = spec.data.image_size, spec.data.crop_tries
 
     def train(pixels, boxes, classes, seed):

@@ -57,14 +57,12 @@ def corpus(spec: Spec, data_dir: Path | None) -> Corpus:
         some = [line for pair in train[:VOCABULARY_LINES] for line in pair]
         return prepared(spec, train, test, Subwords.train(some, data.vocabulary))
     from mlperf_tpu.data import wmt
+    from mlperf_tpu.data.check import refuse
 
     if data_dir is None:
         raise BadInput("data.name: wmt_ende is read from a folder; give --data-dir")
     report = wmt.check(data_dir, data.eval_examples)
-    if report.errors:
-        rest = len(report.errors) - 1
-        more = f" (and {rest} more: `mlperf-tpu data check`)" if rest else ""
-        raise BadInput(f"--data-dir: {report.errors[0]}{more}")
+    refuse(report.errors)
     subwords = wmt.subword_model(data_dir, data.vocabulary)
     texts = report.texts
     return prepared(spec, texts["train"].pairs(), texts["test"].lines(), subwords)

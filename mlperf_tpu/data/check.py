@@ -27,6 +27,7 @@ from mlperf_tpu.data.tfrecord import (
     read_framing,
     records,
 )
+from mlperf_tpu.errors import BadInput
 
 Level = Literal["quick", "bytes", "decode"]
 # Records read at a time: enough that calls cost nothing, and 7 MB of images.
@@ -72,6 +73,14 @@ class Report:
 
     def all_framings(self) -> list[Framing]:
         return [f for split in self.framings.values() for f in split]
+
+
+def refuse(errors: Sequence[Finding]) -> None:
+    """Raises BadInput where a check found errors: the first, and how many more."""
+    if errors:
+        rest = len(errors) - 1
+        more = f" (and {rest} more: `mlperf-tpu data check`)" if rest else ""
+        raise BadInput(f"--data-dir: {errors[0]}{more}")
 
 
 def sizes_of(framings: Mapping[str, Sequence[Any]]) -> list[dict[str, str | int]]:
