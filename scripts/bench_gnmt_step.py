@@ -11,15 +11,10 @@ rounds go through all of them, and a contender's figure is the median of its rou
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
 import os
-import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
+
+from contenders import in_turns, medians, options_of, table
 
 BATCH, SOURCE, TARGET = 128, 26, 12  # the proxy's mean batch
 VOCABULARY, WIDTH, LAYERS = 256, 128, 4
@@ -239,34 +234,11 @@ CONTENDERS = {
 }
 
 
-def measure(name: str, seconds: float) -> float:
-    command = [sys.executable, __file__, "--contender", name, "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--contender", choices=CONTENDERS)
-    options = parser.parse_args()
-    if options.contender:
-        function, *arguments = CONTENDERS[options.contender]
-        print(json.dumps(function(*arguments, options.seconds)))
-        return
-    torch_there = importlib.util.find_spec("torch") is not None
-    names = [n for n in CONTENDERS if torch_there or not n.startswith("PyTorch")]
-    rounds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            rounds[name].append(measure(name, options.seconds))
-            print(f"{name}: {rounds[name][-1]:.4g}", file=sys.stderr)
-    rate = {name: statistics.median(values) for name, values in rounds.items()}
-    best = max((n for n in names if not n.startswith("ours")), key=rate.__getitem__)
+    options = options_of(CONTENDERS)
+    rounds = in_turns(__file__, CONTENDERS, options)
+    rate = medians(rounds)
+    best = max((n for n in rate if not n.startswith("ours")), key=rate.__getitem__)
     load = os.getloadavg()[2]
     lines = [
         "# GNMT's training step at the proxy's size, pairs/s",
@@ -277,12 +249,8 @@ def main() -> None:
         f"{SOURCE} source and {TARGET} target sub-words, width {WIDTH}, {LAYERS} + "
         f"{LAYERS} layers.",
         "",
-        "| | pairs/s | lowest | highest |",
-        "|---|---:|---:|---:|",
+        *table(rounds, "pairs/s"),
     ]
-    for name, values in rounds.items():
-        low, high = min(values), max(values)
-        lines.append(f"| {name} | {rate[name]:.4g} | {low:.4g} | {high:.4g} |")
     lines += ["", "| ratio | measured | aim | |", "|---|---:|---:|---|"]
     for name, ratio in (
         (f"ours / the best peer ({best})", rate[OURS] / rate[best]),

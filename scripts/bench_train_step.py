@@ -11,15 +11,10 @@ median of its rounds: whatever else the machine does falls on all of them.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
 import os
-import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
+
+from contenders import in_turns, medians, options_of, table
 
 # Forward and backward of ResNet-50 at 224x224: 3 x 4.09 G multiply-adds an image.
 FLOP_AN_IMAGE_224 = 3 * 2 * 4.09e9
@@ -157,14 +152,6 @@ CONTENDERS = {
 }
 
 
-def measure(name: str, seconds: float) -> float:
-    command = [sys.executable, __file__, "--contender", name, "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
-
-
 def targets(rate: dict[str, float]) -> list[tuple[str, float, float]]:
     """(what is compared, the ratio, what it should reach at least)."""
     one, batch_256 = (rate[f"ours, 1 device, 64x64, batch {b}"] for b in (64, 256))
@@ -198,39 +185,17 @@ def targets(rate: dict[str, float]) -> list[tuple[str, float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--contender", choices=CONTENDERS)
-    options = parser.parse_args()
-    if options.contender:
-        function, *arguments = CONTENDERS[options.contender]
-        print(json.dumps(function(*arguments, options.seconds)))
-        return
-    names = [
-        name
-        for name in CONTENDERS
-        if not name.startswith("PyTorch") or importlib.util.find_spec("torch")
-    ]
-    rounds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            rounds[name].append(measure(name, options.seconds))
-            print(f"{name}: {rounds[name][-1]:.4g}", file=sys.stderr)
-    rate = {name: statistics.median(values) for name, values in rounds.items()}
+    options = options_of(CONTENDERS)
+    rounds = in_turns(__file__, CONTENDERS, options)
+    rate = medians(rounds)
     lines = [
         "# Training step, images/s",
         "",
         f"`python scripts/bench_train_step.py --rounds {options.rounds}` on "
         f"{os.cpu_count()} CPU cores; medians, with the lowest and highest round.",
         "",
-        "| | images/s | lowest | highest |",
-        "|---|---|---|---|",
+        *table(rounds, "images/s"),
     ]
-    for name, values in rounds.items():
-        low, high = min(values), max(values)
-        lines.append(f"| {name} | {rate[name]:.4g} | {low:.4g} | {high:.4g} |")
     lines += ["", "| ratio | measured | aim | |", "|---|---|---|---|"]
     for name, ratio, aim in targets(rate):
         verdict = "reached" if ratio >= aim else "missed"

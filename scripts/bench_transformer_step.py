@@ -11,17 +11,11 @@ tf.function; PyTorch nn.TransformerEncoderLayer and nn.TransformerDecoderLayer.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
 import os
-import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 from bench_train_step import timed
+from contenders import in_turns, medians, options_of, table
 
 ROWS, LENGTH, WIDTH, INNER, HEADS, LAYERS, IDS, RATE = 32, 64, 64, 256, 2, 2, 256, 0.1
 
@@ -180,46 +174,18 @@ CONTENDERS = {
 }
 
 
-def measure(name: str, seconds: float) -> float:
-    command = [sys.executable, __file__, "--contender", name, "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--contender", choices=CONTENDERS)
-    options = parser.parse_args()
-    if options.contender:
-        function, *arguments = CONTENDERS[options.contender]
-        print(json.dumps(function(*arguments, options.seconds)))
-        return
-    names = [
-        n for n in CONTENDERS if n != "PyTorch" or importlib.util.find_spec("torch")
-    ]
-    rounds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            rounds[name].append(measure(name, options.seconds))
-            print(f"{name}: {rounds[name][-1]:.4g}", file=sys.stderr)
-    rate = {name: statistics.median(values) for name, values in rounds.items()}
+    options = options_of(CONTENDERS)
+    rounds = in_turns(__file__, CONTENDERS, options)
+    rate = medians(rounds)
     lines = [
         "# The Transformer proxy's training step, rows/s",
         "",
         f"`python scripts/bench_transformer_step.py --rounds {options.rounds}` on "
         f"{os.cpu_count()} CPU cores; medians, with the lowest and highest round.",
         "",
-        "| | rows/s | lowest | highest |",
-        "|---|---|---|---|",
+        *table(rounds, "rows/s"),
     ]
-    for name, values in rounds.items():
-        low, high = min(values), max(values)
-        lines.append(f"| {name} | {rate[name]:.4g} | {low:.4g} | {high:.4g} |")
     best = max(v for n, v in rate.items() if n.startswith("ours"))
     peer = max(v for n, v in rate.items() if not n.startswith("ours"))
     lines += ["", f"Ours / the best of the others: {best / peer:.2f} (aim: ≥ 1.0)."]
