@@ -32,7 +32,7 @@ def main() -> None:
 
     from mlperf_tpu import collectives
     from mlperf_tpu.mesh.virtual import VirtualMesh
-    from mlperf_tpu.optim.update import to_rows
+    from mlperf_tpu.optim.rows import to_rows
     from mlperf_tpu.spec import benchmark_module, load, resolve
 
     n = options.devices

@@ -57,7 +57,9 @@ def break_it(fault, patch):
         patch.setattr(Lars, "trust_ratios", lambda self, w, g: tf.ones_like(w))
     elif fault == "shard":
         whole = update.to_rows
-        patch.setattr(update, "to_rows", lambda v, n: tf.reverse(whole(v, n), [0]))
+        patch.setattr(
+            update, "to_rows", lambda v, n, tiled: tf.reverse(whole(v, n, tiled), [0])
+        )
     elif fault == "group sums":
         patch.setattr(batch_norm.collectives, "consecutive", lambda n: ((0,), (1,)))
     elif fault == "buckets":
@@ -72,7 +74,7 @@ def break_it(fault, patch):
 
         def swapped(self, placement):
             made(self, placement)
-            self.stages[1:] = self.stages[:0:-1]  # columns in place of rows
+            self.ranks = tuple(group[::-1] for group in self.ranks)
 
         patch.setattr(gradient_sum.Hierarchical, "__init__", swapped)
     elif fault == "bf16":

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # schedules, their proofs and their times need no TensorFlow
 
 Groups = tuple[tuple[int, ...], ...]
 
+TILE = 1024  # elements that a TPU holds together: 8 x 128 of a matrix
+
 
 class Place(Protocol):
     """What a place must offer to the step that is traced for it."""

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from mlperf_tpu.collectives import Groups
+from mlperf_tpu.collectives import TILE, Groups
 from mlperf_tpu.topology import Placement, Topology
 
 _MLIR_TYPES = {
@@ -85,15 +85,23 @@ class XlaPlace:
         return sums
 
     def reduce_scatter(self, values, groups):
-        return [
+        # Over all replicas libtpu 0.0.52 makes an all-reduce and a slice of it, which
+        # move twice as much; within groups it does not, where it can hand out whole
+        # tiles and sees no slices of what it hands out.
+        within = len(groups) > 1
+        tiles = [within and v[0].shape.num_elements() % TILE == 0 for v in values]
+        sums = [
             gen_xla_ops.xla_reduce_scatter(
-                v,
+                tf.reshape(v, [-1, 8, 128]) if whole else v,
                 group_assignment=np.array(groups, np.int32),
                 scatter_dimension=0,
                 reduce_op="Add",
-            )[0]
-            for v in values
+            )
+            for v, whole in zip(values, tiles, strict=True)
         ]
+        if any(tiles):
+            sums = gen_xla_ops.xla_optimization_barrier(sums)
+        return [tf.reshape(s, v.shape[1:]) for s, v in zip(sums, values, strict=True)]
 
     def all_gather(self, values, groups):
         # Along the values' own first dimension: a new one makes the TPU's compiler

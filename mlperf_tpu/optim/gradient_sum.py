@@ -1,10 +1,10 @@
 """The ways to sum gradients over the replicas that a spec's `gradient_sum` names.
 
 `xla` leaves the algorithm to the place: one collective over all replicas. `torus2d` on
-a whole grid goes in stages over replica groups: the cores of a chip, the rows of the
-grid, its columns, each stage on what the one before left of the payload, and back
-(arXiv 1811.06992). `ring`, and `torus2d` around failed chips, run a schedule message by
-message. The grid is the place's own (`collectives.placement`).
+a whole grid goes in two stages over replica groups: along lines of chips with their
+cores, then across them with what is left, and back (arXiv 1811.06992). `ring`, and
+`torus2d` around failed chips, run a schedule message by message. The grid is the
+place's own (`collectives.placement`).
 
 All three keep the same contract, so that the weight update (optim.update) does not see
 which it is: `reduce_scatter` leaves row k of its values with replica k, and
@@ -14,7 +14,6 @@ rounding, and a bfloat16 payload is rounded at every stage or message.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -22,12 +21,14 @@ import numpy as np
 import tensorflow as tf
 
 from mlperf_tpu import collectives
+from mlperf_tpu.collectives import TILE
 from mlperf_tpu.collectives.schedules import Schedule, Step, Unroutable
 from mlperf_tpu.collectives.schedules_choice import gradient_sum as schedule_of
 from mlperf_tpu.errors import BadInput
+from mlperf_tpu.optim.rows import from_rows, to_rows
 from mlperf_tpu.topology import Placement
 
-TILE = 1024  # elements of a one-dimensional array that a TPU holds together
+LARGE = 1 << 19  # elements; copied four times, they take as long as a message or two
 
 
 class GradientSum(Protocol):
@@ -60,48 +61,100 @@ def gradient_sum(name: str) -> GradientSum:
 
 
 class Hierarchical:
-    """Stages over the cores of a chip, then the rows of a whole grid, then its columns.
+    """Two stages over a whole grid: along lines of chips, then across them.
 
-    Where several pods stand along x, columns come before rows: they are rings, and the
-    links between pods are slow (2011.03641).
+    A line is a row or a column with all cores of its chips, a ring where it closes.
+    What is left of the payload after it goes across the lines as one array.
     """
 
     def __init__(self, placement: Placement) -> None:
-        n, height = placement.n_replicas, len(placement.rows())
-        width = len(placement.columns())
-        # Replica ids run along x first, the replicas of a chip within (Placement).
-        self.shape = (height, width, n // (height * width))
-        self.order = (2, 0, 1) if placement.topology.pod_columns else (2, 1, 0)
-        ids = np.arange(n).reshape(self.shape)
-        self.stages = []
-        for axis in self.order:
-            groups = np.moveaxis(ids, axis, -1).reshape(-1, self.shape[axis])
-            self.stages.append(tuple(map(tuple, groups.tolist())))
+        grid = placement.topology
+        height, width = len(placement.rows()), len(placement.columns())
+        lines = np.arange(placement.n_replicas).reshape(height, width, -1)
+        # Several pods stand along x, and the links between them are slow (2011.03641).
+        if grid.pod_columns or (grid.wrap_y and not grid.wrap_x):
+            lines = lines.transpose(1, 0, 2)
+        lines = lines.reshape(len(lines), -1)
+        self.across, self.along = lines.shape
+        self.lines = tuple(map(tuple, lines.tolist()))
+        self.ranks = tuple(map(tuple, lines.T.tolist()))
+        # Row k is for replica k, and the stages leave it with the k-th of the ranks.
+        self.holders = list(enumerate(lines.T.reshape(-1).tolist()))
 
     def all_reduce(self, values):
-        rows = [to_rows(v, math.prod(self.shape)) for v in values]
-        sums = self.all_gather(self.reduce_scatter(rows))
-        return [from_rows(s, v.shape) for s, v in zip(sums, values, strict=True)]
+        n = self.along * self.across
+        parts = self._scatter_along([to_rows(v, n, tiled=True) for v in values])
+        across = lambda held: collectives.all_reduce(held, self.ranks)  # noqa: E731
+        rows = self._gather_along(_in_tiles(across, parts, None, []))
+        return [
+            from_rows(r, v.shape, tiled=True) for r, v in zip(rows, values, strict=True)
+        ]
 
     def reduce_scatter(self, rows):
-        # Each stage scatters the leading dimension: the axis that it sums over.
-        values = [
-            tf.transpose(tf.reshape(v, [*self.shape, -1]), [*self.order, 3])
-            for v in rows
-        ]
-        for groups in self.stages:
-            values = collectives.reduce_scatter(values, groups)
-        return [tf.reshape(v, r.shape[1:]) for v, r in zip(values, rows, strict=True)]
+        def across(held):
+            mine = collectives.reduce_scatter(held, self.ranks)
+            return _sent(mine, [(holder, k) for k, holder in self.holders])
+
+        mine = _in_tiles(across, self._scatter_along(rows), self.across, [])
+        return [tf.reshape(m, r.shape[1:]) for m, r in zip(mine, rows, strict=True)]
 
     def all_gather(self, mine):
-        values = [tf.reshape(v, [-1]) for v in mine]
-        for groups in reversed(self.stages):
-            values = collectives.all_gather(values, groups)
-        back = [*np.argsort(self.order), 3]
-        return [
-            tf.reshape(tf.transpose(v, back), [-1, *m.shape])
-            for v, m in zip(values, mine, strict=True)
+        def across(held):
+            return collectives.all_gather(_sent(held, self.holders), self.ranks)
+
+        rows = self._gather_along(_in_tiles(across, mine, None, [self.across]))
+        return [tf.reshape(r, [-1, *m.shape]) for r, m in zip(rows, mine, strict=True)]
+
+    def _scatter_along(self, rows):
+        """[replicas, row] summed over each line: flat, a part with each member."""
+        along = lambda parts: collectives.reduce_scatter(parts, self.lines)  # noqa: E731
+        return _in_tiles(along, rows, self.along, [])
+
+    def _gather_along(self, held):
+        """What the members of each line hold, [members, part]."""
+        along = lambda parts: collectives.all_gather(parts, self.lines)  # noqa: E731
+        return _in_tiles(along, held, None, [self.along])
+
+
+def _in_tiles(function, values, n_rows, leading):
+    """`_merged` for a TPU: `function` gets arrays of [tiles, 8, 128], or of as many of
+    them as there are rows.
+
+    A large value stays alone: a message more takes less time than laying it together
+    with others and apart again. It has an even number of tiles, as libtpu 0.0.52 shifts
+    what it hands out of an odd one. Others are copied tile by tile into one array a
+    dtype, and what has no whole tiles as one of them, filled up.
+    """
+    axis = 0 if n_rows is None else 1
+    n_parts = max([n_rows or 1, *leading])
+
+    def large(part):
+        size = part.shape[-1]
+        return size % (2 * TILE) == 0 and size * n_parts >= LARGE
+
+    def tiled(parts):
+        tiles = []
+        for part in parts:
+            fill = [[0, 0]] * axis + [[0, -part.shape[-1] % TILE]]
+            tiles.append(tf.reshape(tf.pad(part, fill), [*part.shape[:-1], -1, 8, 128]))
+        keys = [i if large(p) else p.dtype.name for i, p in enumerate(parts)]
+        sets = [
+            [i for i, k in enumerate(keys) if k == key] for key in dict.fromkeys(keys)
         ]
+        results = function([tf.concat([tiles[i] for i in s], axis) for s in sets])
+        out = {}
+        for members, result in zip(sets, results, strict=True):
+            counts = [tiles[i].shape[axis] for i in members]
+            out |= zip(members, tf.split(result, counts, len(leading)), strict=True)
+        flat = [tf.reshape(out[i], [*leading, -1]) for i in range(len(parts))]
+        return [f[..., : p.shape[-1]] for f, p in zip(flat, parts, strict=True)]
+
+    return _merged(tiled, values, n_rows, leading, lambda size: size % TILE == 0)
+
+
+def _sent(values, pairs):
+    identity = all(source == target for source, target in pairs)
+    return values if identity else collectives.permute(values, pairs)
 
 
 class Scheduled:
@@ -128,14 +181,18 @@ class Scheduled:
         self.owned = np.bincount(owner, minlength=self.n)
 
     def all_reduce(self, values):
-        return _fused(self._all_reduce, values, [v.shape for v in values])
+        sums = _merged(_each(self._all_reduce), values, None, [])
+        return [tf.reshape(s, v.shape) for s, v in zip(sums, values, strict=True)]
 
     def reduce_scatter(self, rows):
-        return _fused(self._reduce_scatter, rows, [r.shape[1:] for r in rows], self.n)
+        sums = _merged(_each(self._reduce_scatter), rows, self.n, [])
+        return [tf.reshape(s, r.shape[1:]) for s, r in zip(sums, rows, strict=True)]
 
     def all_gather(self, mine):
-        shapes = [[self.n, *m.shape] for m in mine]
-        return _fused(self._all_gather, mine, shapes)
+        rows = _merged(_each(self._all_gather), mine, None, [self.n])
+        return [
+            tf.reshape(r, [self.n, *m.shape]) for r, m in zip(rows, mine, strict=True)
+        ]
 
     def _all_reduce(self, flat):
         n = flat.shape[0]
@@ -232,51 +289,31 @@ def _block(held: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
     return tf.slice(held, [first, 0], [count, held.shape[1]])
 
 
-def _fused(
-    function: Callable[[tf.Tensor], tf.Tensor],
-    values: Sequence[tf.Tensor],
-    shapes: Sequence[Sequence[int]],
-    n_rows: int | None = None,
-) -> list[tf.Tensor]:
-    """Calls `function` on all values of one dtype as one; parts it into `shapes`.
+def _each(function: Callable[[tf.Tensor], tf.Tensor]):
+    return lambda values: [function(value) for value in values]
 
-    Values are laid side by side flat, or (`n_rows`) as so many rows each.
+
+def _merged(
+    function: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]],
+    values: Sequence[tf.Tensor],
+    n_rows: int | None,
+    leading: list[int],
+    alone: Callable[[int], bool] = lambda size: False,
+) -> list[tf.Tensor]:
+    """Calls `function` once, on one array for all values of a dtype; parts it again.
+
+    Values are laid side by side flat, or as `n_rows` rows each, but those `alone` by
+    the size of their rows; the results are of [*leading, elements].
     """
     flat = [tf.reshape(v, [-1] if n_rows is None else [n_rows, -1]) for v in values]
+    sizes = [int(f.shape[-1]) for f in flat]
+    sets: dict[object, list[int]] = {}
+    for i, size in enumerate(sizes):
+        sets.setdefault(i if alone(size) else flat[i].dtype.name, []).append(i)
+    results = function([tf.concat([flat[i] for i in s], -1) for s in sets.values()])
     out: dict[int, tf.Tensor] = {}
-    for dtype in dict.fromkeys(v.dtype for v in values):
-        chosen = [i for i, v in enumerate(values) if v.dtype == dtype]
-        result = function(tf.concat([flat[i] for i in chosen], -1))
-        parts = tf.split(result, [int(flat[i].shape[-1]) for i in chosen], -1)
-        out |= {i: tf.reshape(p, shapes[i]) for i, p in zip(chosen, parts, strict=True)}
+    for members, result in zip(sets.values(), results, strict=True):
+        each = [sizes[i] for i in members]
+        parts = tf.split(tf.reshape(result, [*leading, sum(each)]), each, -1)
+        out |= zip(members, parts, strict=True)
     return [out[i] for i in range(len(values))]
-
-
-def row_length(size: int, n: int) -> int:
-    """Elements of a replica's row of `size` elements: an n-th, rounded up.
-
-    A long row is rounded up to whole TPU tiles (1,024 elements): where rows are not,
-    the compiler lays what it gathers out anew, which took ResNet-50 on 32 cores 0.16 ms
-    of a step by its own estimate.
-
-    >>> row_length(10, 4), row_length(32_768_000, 1024)
-    (3, 32768)
-    """
-    row = -(-size // n)
-    return row if row < 16 * TILE else -(-row // TILE) * TILE
-
-
-def to_rows(value: tf.Tensor, n: int) -> tf.Tensor:
-    """Flattens and pads with zeros to [n, row_length(size, n)]."""
-    flat = tf.reshape(value, [-1])
-    padding = n * row_length(flat.shape[0], n) - flat.shape[0]
-    if padding:
-        flat = tf.pad(flat, [[0, padding]])
-    return tf.reshape(flat, [n, -1])
-
-
-def from_rows(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Undoes `to_rows`."""
-    flat = tf.reshape(rows, [-1])
-    size = math.prod(shape)
-    return tf.reshape(flat if flat.shape[0] == size else flat[:size], shape)

@@ -15,21 +15,16 @@ Which algorithm sums and gathers is optim.gradient_sum's affair.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from mlperf_tpu import collectives
-from mlperf_tpu.optim.gradient_sum import (
-    TILE,
-    from_rows,
-    gradient_sum,
-    row_length,
-    to_rows,
-)
+from mlperf_tpu.collectives import TILE
+from mlperf_tpu.optim.gradient_sum import gradient_sum
 from mlperf_tpu.optim.optimizers import Optimizer, Parameter
+from mlperf_tpu.optim.rows import from_rows, row_length, to_rows
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,8 @@ class WeightUpdate:
     gather_dtype: what kernels are gathered in; with bfloat16 each replica keeps the
         float32 master of its own rows (slot "master"), and replicas hold bf16 values.
     algorithm: how gradients are summed and weights gathered (optim.gradient_sum).
-    pack_gather: a replica's rows of all weights are gathered as one array.
+    pack_gather: a replica's rows of all weights are gathered as one array; torus2d
+        chooses by itself what goes together.
     """
 
     optimizer: Optimizer
@@ -58,6 +54,11 @@ class WeightUpdate:
         return self.sharded and self.gather_dtype != tf.float32
 
     @property
+    def tiled(self) -> bool:
+        """Rows in the order of a TPU's tiles, which the stages of torus2d keep."""
+        return self.algorithm == "torus2d"
+
+    @property
     def slot_names(self) -> tuple[str, ...]:
         return self.optimizer.slots + (("master",) if self.keeps_master else ())
 
@@ -67,7 +68,7 @@ class WeightUpdate:
         """Zeros of the weights' shapes; sharded, [replicas, row] of every replica, for
         the mesh to hand out."""
         if self.sharded:
-            weights = [to_rows(w, n_replicas) for w in weights]
+            weights = [to_rows(w, n_replicas, self.tiled) for w in weights]
         slots = {n: [tf.zeros_like(w) for w in weights] for n in self.optimizer.slots}
         return {**slots, "master": list(weights)} if self.keeps_master else slots
 
@@ -75,7 +76,7 @@ class WeightUpdate:
         """What one replica holds of a slot."""
         if not self.sharded:
             return parameter.shape
-        return (row_length(math.prod(parameter.shape), n_replicas),)
+        return (row_length(parameter.shape, n_replicas, self.tiled),)
 
     def apply(self, weights, gradients, slots, rate):
         """(new weights, new slots) from this replica's gradients of the mean loss.
@@ -88,13 +89,13 @@ class WeightUpdate:
             gradients = self._sum(over_replicas.all_reduce, gradients)
             return update(parameters, weights, gradients, slots, rate, _sum_squares)
         n = collectives.n_replicas()
-        rows = [to_rows(g, n) for g in gradients]
+        rows = [to_rows(g, n, self.tiled) for g in gradients]
         gradients = self._sum(over_replicas.reduce_scatter, rows)
         if self.keeps_master:
             mine = slots["master"]
         else:
             replica = collectives.replica_id()
-            rows = [to_rows(w, n) for w in weights]
+            rows = [to_rows(w, n, self.tiled) for w in weights]
             mine = [tf.gather(r, replica) if n > 1 else r[0] for r in rows]
         mine, new_slots = update(
             parameters, mine, gradients, slots, rate, _sum_squares_of_shards
@@ -117,7 +118,7 @@ class WeightUpdate:
         ]
         gathered = packed(exchange, wire) if self.pack_gather else exchange(wire)
         return [
-            from_rows(tf.cast(r, tf.float32), p.shape)
+            from_rows(tf.cast(r, tf.float32), p.shape, self.tiled)
             for r, p in zip(gathered, self.parameters, strict=True)
         ]
 

@@ -92,6 +92,7 @@ class Collective:
     n_arrays: int
     count: int = 1
     loops: tuple[str, ...] = ()
+    at_once: str = ""  # those of one name run at the same time, on links of their own
 
 
 @dataclass
@@ -212,22 +213,16 @@ def _walk(
     module: Module,
 ) -> None:
     for op in computations.get(name, {}).values():
-        kind = _collective_kind(op.opcode)
-        if kind is not None and not op.opcode.endswith("-done"):
-            found = _collective(kind, op, computations[name], times)
-            module.collectives.append(replace(found, loops=loops))
+        if _collective_kind(op.opcode) and not op.opcode.endswith("-done"):
+            found = _collective(op, computations[name])
+            module.collectives.append(replace(found, count=times, loops=loops))
             continue
         inner = _wrapped(op, computations)
-        if inner is not None:
-            # A collective inside a fusion or an async pair; it takes its operands
-            # from within, so what it moves is known there.
-            computation, instruction = inner
-            kind = _collective_kind(instruction.opcode)
-            assert kind is not None
-            found = _collective(kind, instruction, computation, times)
-            module.collectives.append(replace(found, loops=loops))
-            if op.opcode != "fusion":
-                continue
+        module.collectives += [
+            replace(found, count=times, loops=loops) for found in inner
+        ]
+        if inner and op.opcode != "fusion":
+            continue
         if op.cycles:
             cycles = op.cycles * times
             module.ops.append(
@@ -255,31 +250,62 @@ def _collective_kind(opcode: str) -> str | None:
 
 def _wrapped(
     op: Instruction, computations: dict[str, dict[str, Instruction]]
-) -> tuple[dict[str, Instruction], Instruction] | None:
-    """The collective inside of a fusion or an async-start, if there is one."""
+) -> list[Collective]:
+    """The collectives inside of a fusion or an async-start.
+
+    They take their operands from within, so what they move is known there. Several in
+    one fusion are the colours of a sum on a torus, at once on links of their own.
+    """
     if op.opcode not in ("fusion", "async-start"):
-        return None
+        return []
+    found = []
     for called in op.called.values():
-        for inner in computations.get(called, {}).values():
-            if _collective_kind(inner.opcode):
-                return computations[called], inner
-            deeper = _wrapped(inner, computations)
-            if deeper is not None:
-                return deeper
-    return None
+        around = computations.get(called, {})
+        colours = [i for i in around.values() if _collective_kind(i.opcode)]
+        for inner in colours:
+            each = _fused(_collective(inner, around), inner, around, len(colours))
+            found.append(replace(each, at_once=op.name if len(colours) > 1 else ""))
+        for inner in around.values():
+            found += _wrapped(inner, computations)
+    return found
 
 
-def _collective(
-    kind: str, op: Instruction, around: dict[str, Instruction], times: int
+def _fused(
+    found: Collective, op: Instruction, around: dict[str, Instruction], colours: int
 ) -> Collective:
+    """A fused all-reduce as what the compiler's emitter makes of it.
+
+    Where only slices of its result are used (AllReduceScatterFusion) it is a
+    reduce-scatter, of each colour's part; of zeros into which a shard was written
+    (AllGatherFusion), an all-gather.
+    """
+    if found.kind != "all-reduce":
+        return found
+    fed = {around[name].opcode for name in op.operands if name in around}
+    if fed == {"dynamic-update-slice"}:
+        return replace(found, kind="all-gather")
+    of_it, used = {op.name}, set()
+    for each in around.values():
+        if of_it & set(each.operands):
+            if each.opcode == "get-tuple-element":
+                of_it.add(each.name)
+            else:
+                used.add(each.opcode)
+    if used == {"dynamic-slice"}:
+        n_bytes = found.n_bytes // colours
+        return replace(found, kind="reduce-scatter", n_bytes=n_bytes)
+    return found
+
+
+def _collective(op: Instruction, around: dict[str, Instruction]) -> Collective:
+    kind = _collective_kind(op.opcode)
+    assert kind is not None
     shapes = [around[name].shape for name in op.operands if name in around]
     moved = sum(shape_bytes(shape) for shape in shapes)
     groups = _groups(op.rest)
     if kind == "all-gather":  # its result is the whole array
         moved *= max((len(group) for group in groups), default=1)
-    return Collective(
-        kind, moved, groups, _ids(kind, op.rest), op.op_name, len(shapes), times
-    )
+    return Collective(kind, moved, groups, _ids(kind, op.rest), op.op_name, len(shapes))
 
 
 def shape_bytes(shape: str) -> int:

@@ -106,7 +106,7 @@ def test_pitfall_29_no_norm_or_bias_of_resnet50_is_adapted(tensorflow):
 
 
 def test_rows_pad_to_a_multiple_of_the_replicas_and_come_back(tensorflow):
-    from mlperf_tpu.optim.update import from_rows, to_rows
+    from mlperf_tpu.optim.rows import from_rows, to_rows
 
     value = tensorflow.reshape(tensorflow.range(10.0), [2, 5])
     rows = to_rows(value, 4)

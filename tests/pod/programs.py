@@ -18,6 +18,7 @@ class Toy:
     """Two convolutions, the first with a batch norm over two replicas of two."""
 
     size, channels, span, sharded = 16, (3, 128, 128), 4, False
+    algorithm = "xla"
 
     def __init__(self, spec: None) -> None:
         parameters = tuple(
@@ -26,7 +27,13 @@ class Toy:
                 zip(self.channels, self.channels[1:], strict=False)
             )
         )
-        update = WeightUpdate(Momentum(0.9, 1e-4), parameters, self.sharded)
+        momentum = Momentum(0.9, 1e-4)
+        update = WeightUpdate(
+            momentum,
+            parameters,
+            self.sharded,
+            algorithm=self.algorithm,
+        )
         self.step = TrainingStep(
             self.loss, update, polynomial(0.1, 0.0, 2.0, 1.0, 10), global_batch=16
         )
@@ -69,6 +76,12 @@ class Loop(Toy):
         start = tf.reshape(h, [-1, 128])
         _, h = tf.while_loop(lambda i, x: i < 7, body, (0, start), maximum_iterations=7)
         return h
+
+
+class Torus(Toy):
+    """Sums in two stages of reduce-scatters, and gathers so."""
+
+    sharded, algorithm = True, "torus2d"
 
 
 class TooLarge(Toy):

@@ -70,6 +70,35 @@ to_apply=%sum, metadata={op_name="layer_1/batch_norm/XlaAllReduce"}
 }
 """
 DEVICES = [[k] for k in range(8)]
+# In the same form: a sum in two colours, each along its own axis of 4x2 cores,
+# scattered and, of zeros with a shard in them, gathered.
+COLOURS = """HloModule step, is_scheduled=true
+
+%all-reduce-scatter (p: f32[64,8,128]) -> (f32[8,8,128], f32[16,8,128]) {
+  %p = f32[64,8,128]{2,1,0:T(8,128)} parameter(0)
+  %r0 = f32[64,8,128]{2,1,0} all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}
+  %s0 = f32[8,8,128]{2,1,0} dynamic-slice(%r0, %i, %z, %z), \
+dynamic_slice_sizes={8,8,128}
+  %r1 = f32[64,8,128]{2,1,0} all-reduce(%p), \
+replica_groups={{0,4},{1,5},{2,6},{3,7}}
+  %s1 = f32[16,8,128]{2,1,0} dynamic-slice(%r1, %i, %z, %z), \
+dynamic_slice_sizes={16,8,128}
+  ROOT %both = (f32[8,8,128]{2,1,0}, f32[16,8,128]{2,1,0}) tuple(%s0, %s1)
+}
+
+%all-gather (q: f32[8,8,128]) -> f32[32,8,128] {
+  %q = f32[8,8,128]{2,1,0:T(8,128)} parameter(0)
+  %d = f32[32,8,128]{2,1,0} dynamic-update-slice(%zeros, %q, %i, %z, %z)
+  ROOT %r = f32[32,8,128]{2,1,0} all-reduce(%d), replica_groups={{0,1,2,3},{4,5,6,7}}
+}
+
+ENTRY %main (x: f32[64,8,128]) -> f32[32,8,128] {
+  %x = f32[64,8,128]{2,1,0:T(8,128)} parameter(0)
+  %f = (f32[8,8,128], f32[16,8,128]) fusion(%x), kind=kCustom, calls=%all-reduce-scatter
+  %g = f32[8,8,128]{2,1,0} get-tuple-element(%f), index=0
+  ROOT %o = f32[32,8,128]{2,1,0} fusion(%g), kind=kCustom, calls=%all-gather
+}
+"""
 
 
 def test_ops_loops_and_hidden_collectives_are_read() -> None:
@@ -106,6 +135,29 @@ def test_a_step_is_its_cycles_and_its_collectives() -> None:
     # Eight cores share a host's 12 GB/s; what the step does not hide is added.
     slow = step_time(module, where, DEVICES, batch_bytes=10**9)
     assert slow.total == pytest.approx(8e9 / 12e9 * 1e3)
+
+
+def test_fused_all_reduces_are_what_their_emitters_make_of_them() -> None:
+    tile = 8 * 128 * 4
+    rows, columns, gather = read(COLOURS).collectives
+    assert (rows.kind, columns.kind) == ("reduce-scatter", "reduce-scatter")
+    assert rows.n_bytes == columns.n_bytes == 32 * tile  # each sums its half
+    assert (gather.kind, gather.n_bytes) == ("all-gather", 32 * tile)
+    assert rows.at_once == columns.at_once == "f" and not gather.at_once
+
+
+def test_the_colours_of_a_sum_take_as_long_as_the_slower() -> None:
+    where = slice_for(4, None)
+    module = read(COLOURS)
+    rows, columns, gather = (
+        collective_cost(
+            c.kind, c.n_bytes, device_groups(c, DEVICES), where.grid
+        ).total_ms
+        for c in module.collectives
+    )
+    assert rows != columns
+    step = step_time(module, where, DEVICES, batch_bytes=0)
+    assert step.gradient_sum == pytest.approx(max(rows, columns) + gather)
 
 
 @pytest.mark.parametrize(
