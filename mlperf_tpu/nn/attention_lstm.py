@@ -66,7 +66,7 @@ def plain_attention_lstm(x, memory, real, n_steps, weights):
 
     def body(t, h, c, context, states, contexts):
         z = tf.matmul(tf.concat([inputs.read(t), h, context], 1), whole)
-        h, c, _, _ = cell(tf.cast(z + tf.cast(bias, dtype), tf.float32), c)
+        h, c = cell(tf.cast(z + tf.cast(bias, dtype), tf.float32), c)
         h = tf.cast(h, dtype)
         q = tf.cast(tf.matmul(h, tf.cast(query, dtype)), tf.float32) + b
         now = weights_of(scores_of(projected, q, v)[0], real)
@@ -107,13 +107,15 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
         u = tf.cast(tf.concat([recurrent, attention], 0), dtype)
         projected = blocks.product(x, w, n_steps, "target", tf.cast(bias, dtype))
         keep = kept(dtype)
-        inputs = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
+        # What comes in at a step, and after it the gates before their non-linearity.
+        gates = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
         all_keys = tf.einsum("bsu,uv->bsv", memory, wk)
         all_keys = tf.cast(all_keys, keep)
 
-        def body(t, h, c, context, states, cells, gates, candidates, contexts, places):
+        def body(t, h, c, context, states, cells, gates, contexts, places):
             z = tf.cast(tf.matmul(tf.concat([h, context], 1), u), tf.float32)
-            h, c, g, candidate = cell(z + tf.cast(inputs.read(t), tf.float32), c)
+            z += tf.cast(gates.read(t), tf.float32)
+            h, c = cell(z, c)
             h = tf.cast(h, dtype)
             q = tf.cast(tf.matmul(h, wq), tf.float32) + b
             place = weights_of(scores_of(all_keys, q, v)[0], real)
@@ -124,8 +126,7 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                 context,
                 states.write(t + 1, h),
                 cells.write(t + 1, c),
-                gates.write(t, tf.cast(g, keep)),
-                candidates.write(t, tf.cast(candidate, keep)),
+                gates.write(t, tf.cast(z, keep)),
                 contexts.write(t + 1, context),
                 places.write(t, tf.cast(place, dtype)),
             )
@@ -137,18 +138,17 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
             zero,
             array(steps + 1, [batch, width], dtype),
             array(steps + 1, [batch, width], tf.float32),
-            array(steps, [batch, 3 * width], keep),
-            array(steps, [batch, width], keep),
+            gates,
             array(steps + 1, [batch, width], dtype),
             array(steps, real.shape, dtype),
         )
         done = loop(n_steps, body, start, f"target_{STEPS}")
-        states, cells, gates, candidates, contexts, places = done[3:]
+        states, cells, gates, contexts, places = done[3:]
         h_all, context_all = states.stack(), contexts.stack()
 
         def gradient(dh_all, dcontext_all):
             with scope():
-                of_step = derivatives_of_step(gates, candidates, cells, 0, 1, steps)
+                of_step = derivatives_of_step(gates, cells, 0, 1, steps)
                 given_h = array(steps, [batch, width], dtype, dh_all)
                 given_context = array(steps, [batch, width], dtype, dcontext_all)
 
@@ -165,17 +165,14 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                     _, tanh = scores_of(all_keys, q, v)
                     dsum = dscore[:, :, None] * v * (1.0 - tanh * tanh)
                     dkeys += dsum
-                    dv += tf.linalg.matvec(
-                        tf.reshape(tanh, [-1, width]),
-                        tf.reshape(dscore, [-1]),
-                        transpose_a=True,
-                    )
+                    # By row, as the query's: XLA takes both sums at one go.
+                    dv += tf.reduce_sum(dscore[:, :, None] * tanh, 1)
                     dquery = tf.cast(tf.reduce_sum(dsum, 1), dtype)
                     dh += tf.cast(given_h.read(t), tf.float32) + tf.cast(
                         tf.matmul(dquery, wq, transpose_b=True), tf.float32
                     )
                     now, dc = cell_gradient(*of_step(t), dh, dc)
-                    now = tf.cast(now, dtype)
+                    now = blocks.computed_once(tf.cast(now, dtype))
                     both = tf.matmul(now, u, transpose_b=True)
                     dh, dbefore = tf.split(tf.cast(both, tf.float32), 2, 1)
                     return (
@@ -195,13 +192,13 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                     zero,
                     zero,
                     tf.zeros(tf.shape(all_keys)),
-                    tf.zeros([width]),
+                    zero,
                     array(steps, [batch, 4 * width], dtype),
                     array(steps, [batch, width], dtype),
                     array(steps, [batch, width], dtype),
                 )
                 done = loop(n_steps, body, start, f"target_{STEPS}")
-                dkeys, dv = done[3:5]
+                dkeys, dv = done[3], tf.reduce_sum(done[4], 0)
                 dz, dq, dcontext = (values.stack() for values in done[5:])
                 dx = blocks.product(dz, tf.transpose(w), n_steps, "target")
                 dkernel, drecurrent, dattention, dbias = weight_gradients(
@@ -290,7 +287,7 @@ class AttentionLSTM(keras.layers.Layer):
         z = tf.einsum("bki,io->bko", tf.concat([x, h, context], 2), whole)
         rows = [batch * beam, -1]
         z = tf.cast(tf.reshape(z + tf.cast(bias, x.dtype), rows), tf.float32)
-        h, c, _, _ = cell(z, tf.reshape(c, rows))
+        h, c = cell(z, tf.reshape(c, rows))
         h = tf.reshape(tf.cast(h, x.dtype), [batch, beam, self.width])
         c = tf.reshape(c, [batch, beam, self.width])
         q = tf.einsum("bku,uv->bkv", h, tf.cast(query, x.dtype))

@@ -9,6 +9,7 @@ product does it all.
 from __future__ import annotations
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mlperf_tpu import collectives
 from mlperf_tpu.spec.loops import steps_a_block
@@ -49,6 +50,13 @@ def product(x, kernel, n_steps, loop: str, bias=None):
     last = n_blocks(n_steps, size)
     with tf.name_scope(f"{loop}_{BLOCKS}"):
         return tf.while_loop(lambda k, _: k < last, body, (0, out))[1]
+
+
+def computed_once(value):
+    """`value`, which XLA must not compute again within each op that takes it."""
+    if static_shapes():
+        [value] = gen_xla_ops.xla_optimization_barrier([value])
+    return value
 
 
 def block(x, k, size: int):

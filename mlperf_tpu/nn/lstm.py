@@ -29,26 +29,26 @@ UNIFORM = 0.1  # all weights start uniform in +-0.1, as the MLPerf reference's d
 SHUT = -1e9
 
 
-def cell(z, c):
-    """One step from the gates before their non-linearity.
+def activated(z):
+    """The sigmoid gates [..., 3 width] and the candidate of z [..., 4 width]."""
+    width = z.shape[-1] // 4
+    gates, candidate = tf.split(z, [3 * width, width], -1)
+    return tf.sigmoid(gates), tf.tanh(candidate)
 
-    z [batch, 4 width], c [batch, width], float32: (new h, new c, the sigmoid gates
-    [batch, 3 width], the candidate [batch, width]).
-    """
-    width = c.shape[-1]
-    gates, candidate = tf.split(z, [3 * width, width], 1)
-    gates, candidate = tf.sigmoid(gates), tf.tanh(candidate)
+
+def cell(z, c):
+    """(new h, new c) from the gates before their non-linearity: z [batch, 4 width], c
+    [batch, width], float32."""
+    gates, candidate = activated(z)
     i, f, o = tf.split(gates, 3, 1)
     c = f * c + i * candidate
-    return o * tf.tanh(c), c, gates, candidate
+    return o * tf.tanh(c), c
 
 
-def derivatives(gates, candidate, c_before, c):
+def derivatives(z, c_before, c):
     """What the states alone decide of a step's gradient, float32: the gates'
     derivatives [..., 4 width], the cell's by h, and the forget gate [..., width]."""
-    gates, candidate, c_before, c = (
-        tf.cast(v, tf.float32) for v in (gates, candidate, c_before, c)
-    )
+    gates, candidate = activated(tf.cast(z, tf.float32))
     i, f, o = tf.split(gates, 3, -1)
     tanh = tf.tanh(c)
     by_gate = [
@@ -60,7 +60,7 @@ def derivatives(gates, candidate, c_before, c):
     return tf.concat(by_gate, -1), o * (1.0 - tanh * tanh), f
 
 
-def derivatives_of_step(gates, candidates, cells, before: int, after: int, steps):
+def derivatives_of_step(z, cells, before: int, after: int, steps):
     """A function of the step: its `derivatives`, from tensor arrays of all steps.
 
     XLA makes one op of them where the loop reads its step; a CPU, to which each op
@@ -68,15 +68,11 @@ def derivatives_of_step(gates, candidates, cells, before: int, after: int, steps
     """
     if blocks.static_shapes():
         return lambda t: derivatives(
-            gates.read(t),
-            candidates.read(t),
-            cells.read(t + before),
-            cells.read(t + after),
+            z.read(t), cells.read(t + before), cells.read(t + after)
         )
     c = _around(cells.stack(), before, after)
     arrays = [
-        array(steps, v.shape[1:], tf.float32, v)
-        for v in derivatives(gates.stack(), candidates.stack(), *c)
+        array(steps, v.shape[1:], tf.float32, v) for v in derivatives(z.stack(), *c)
     ]
     return lambda t: [values.read(t) for values in arrays]
 
@@ -125,7 +121,7 @@ def plain_lstm(x, kernel, recurrent, bias, n_steps, mask=None, reverse=False, si
     def body(s, h, c, out):
         t = n_steps - 1 - s if reverse else s
         z = tf.matmul(tf.concat([inputs.read(t), h], 1), whole) + bias
-        h, c, _, _ = cell(tf.cast(z, tf.float32), c)
+        h, c = cell(tf.cast(z, tf.float32), c)
         if masks is not None:
             h, c = h * masks.read(t), c * masks.read(t)
         h = tf.cast(h, dtype)
@@ -159,22 +155,23 @@ def hoisted_lstm(
         if mask is not None:
             projected = tf.where(mask > 0, projected, tf.cast(SHUT, dtype))
         keep = kept(dtype)
-        inputs = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
+        # What comes in at a step, and after it the gates before their non-linearity.
+        gates = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
         # States before and after step t stand at these places of arrays of time + 1.
         before, after = (1, 0) if reverse else (0, 1)
 
-        def body(s, h, c, states, cells, gates, candidates):
+        def body(s, h, c, states, cells, gates):
             t = n_steps - 1 - s if reverse else s
             z = tf.cast(tf.matmul(h, u), tf.float32)
-            h, c, g, candidate = cell(z + tf.cast(inputs.read(t), tf.float32), c)
+            z += tf.cast(gates.read(t), tf.float32)
+            h, c = cell(z, c)
             h = tf.cast(h, dtype)
             return (
                 h,
                 c,
                 states.write(t + after, h),
                 cells.write(t + after, c),
-                gates.write(t, tf.cast(g, keep)),
-                candidates.write(t, tf.cast(candidate, keep)),
+                gates.write(t, tf.cast(z, keep)),
             )
 
         start = (
@@ -182,24 +179,21 @@ def hoisted_lstm(
             tf.zeros([batch, width]),
             array(steps + 1, [batch, width], dtype),
             array(steps + 1, [batch, width], tf.float32),
-            array(steps, [batch, 3 * width], keep),
-            array(steps, [batch, width], keep),
+            gates,
         )
-        done = loop(n_steps, body, start, f"{side}_{STEPS}")
-        h_all = done[2].stack()
+        *_, states, cells, gates = loop(n_steps, body, start, f"{side}_{STEPS}")
+        h_all = states.stack()
 
         def gradient(dh_all):
             with scope():
-                of_step = derivatives_of_step(
-                    done[4], done[5], done[3], before, after, steps
-                )
+                of_step = derivatives_of_step(gates, cells, before, after, steps)
                 given = array(steps, [batch, width], keep, tf.cast(dh_all, keep))
 
                 def body(s, dh, dc, dz):
                     t = s if reverse else n_steps - 1 - s
                     dh += tf.cast(given.read(t), tf.float32)
                     now, dc = cell_gradient(*of_step(t), dh, dc)
-                    now = tf.cast(now, dtype)
+                    now = blocks.computed_once(tf.cast(now, dtype))
                     dh = tf.matmul(now, u, transpose_b=True)
                     return tf.cast(dh, tf.float32), dc, dz.write(t, now)
 
@@ -273,5 +267,5 @@ class LSTM(keras.layers.Layer):
         """One step for decoding: x [rows, in], h and c [rows, width]; (h, c)."""
         kernel, recurrent, bias = (tf.cast(v, x.dtype) for v in self.weights_now)
         z = tf.matmul(x, kernel) + tf.matmul(h, recurrent) + bias
-        h, c, _, _ = cell(tf.cast(z, tf.float32), c)
+        h, c = cell(tf.cast(z, tf.float32), c)
         return tf.cast(h, x.dtype), c
