@@ -3,9 +3,10 @@
     python scripts/plan_residuals.py ssd --out results/plan_ssd.md
 
 Runs `mlperf-tpu plan BENCHMARK --scale NAME --json` for each scale, one after the other
-(compiled modules are cached). Where two scales have the same replicas of the same
-images, one of them over several cores a replica, it compares them; of the scale of 1024
-chips it also forecasts the weight update on every core, without shards.
+(compiled modules are cached); one that does not compile is named. Where two scales
+have the same replicas of the same images, one of them over several cores a replica, it
+compares them; of the scale of 1024 chips it also forecasts the weight update on every
+core, without shards.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mlperf_tpu.errors import RunFailed
 from mlperf_tpu.pod.published import published
 from mlperf_tpu.spec import Spec, load, resolve
 
@@ -30,8 +32,8 @@ def forecast(benchmark: str, scale: str, *options: str) -> Row:
     call = ["-m", "mlperf_tpu", "plan", benchmark, "--scale", scale, "--json", *options]
     done = subprocess.run([sys.executable, *call], capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{scale}: {done.stderr[-2000:]}")
-    [row] = json.loads(done.stdout)["rows"]
+        raise RunFailed(f"{scale}: {done.stderr.strip().splitlines()[-1]}")
+    row: Row = json.loads(done.stdout)["rows"][0]
     return row
 
 
@@ -72,7 +74,18 @@ def update_shares(benchmark: str, row: Row) -> str:
     return f"\nThe weight update of {row['scale']}: {', '.join(shares)}."
 
 
-def text(benchmark: str, rows: list[Row]) -> str:
+def by_case(rows: list[Row]) -> list[str]:
+    """Steps whose loops end with the data, by what the batches are."""
+    lines = [
+        [row["scale"], c["batches"], f"{c['share']:.1%}", f"{c['step_ms']:.1f}"]
+        for row in rows
+        for c in row["cases"]
+        if len(row["cases"]) > 1
+    ]
+    return [table([["scale", "batches", "share", "step ms"], *lines])] if lines else []
+
+
+def text(benchmark: str, rows: list[Row], failed: list[str]) -> str:
     steps = [["scale", "replicas x cores", "images", *PARTS, "total"]]
     times = [
         ["scale", "steady ms", "published", "", "train s", "published", "", "tail s"]
@@ -112,8 +125,9 @@ def text(benchmark: str, rows: list[Row]) -> str:
         table(steps),
         "",
         "A run: the steady block's time a step, evaluation included, and the time to "
-        "train. `tail` is what the published runs lasted after their last block (the "
-        "host scores, then stops the clock); no forecast holds it.",
+        "train, which ends when the host has scored the last evaluation "
+        f"({rows[0]['scoring_s']:.0f} s, scripts/measure_scoring.py). `tail` is what "
+        "the published runs lasted after their last block.",
         "",
         table(times),
         "",
@@ -137,7 +151,9 @@ def text(benchmark: str, rows: list[Row]) -> str:
                 f"{row['step_ms']['halo']:.2f}) are {ratio:.2f} x as fast as one "
                 f"({one['scale']}, {one['step_ms']['total']:.2f} ms)."
             )
-    return "\n".join(said) + "\n"
+    said += [f"\nNo forecast of {each}." for each in failed]
+    said += ["", *by_case(rows)]
+    return "\n".join(said).rstrip() + "\n"
 
 
 def main() -> None:
@@ -147,11 +163,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     names = options.scale or [s.name for s in load(options.benchmark).scales]
-    rows = []
+    rows, failed = [], []
     for name in names:
         print(name, file=sys.stderr)
-        rows.append(forecast(options.benchmark, name))
-    written = text(options.benchmark, rows)
+        try:
+            rows.append(forecast(options.benchmark, name))
+        except RunFailed as error:
+            failed.append(str(error))
+    written = text(options.benchmark, rows, failed)
     print(written)
     if options.out:
         options.out.write_text(written)

@@ -118,6 +118,7 @@ def _run(row: Row, style: Style) -> str:
     )
     line("evaluation, s", f"{row['evaluation_s']:.3f}")
     line("first block over a later one, s", f"{row['start_s']:.1f}")
+    line("scoring the last evaluation, s", f"{row['scoring_s']:.1f}")
     line("steps", str(row["steps"]))
     line("epochs", f"{row['epochs']:g}")
     seconds = measured.get("time_to_train_s")

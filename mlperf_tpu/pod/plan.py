@@ -122,6 +122,7 @@ class Plan:
             "steps_per_block": self.run.steps_per_block,
             "evaluation_s": round(self.run.evaluation_s, 4),
             "start_s": round(self.run.start_s, 3),
+            "scoring_s": self.run.scoring_s,
             "init_s": measured.init_s if measured else None,
             "time_to_train_s": round(self.run.time_to_train_s, 3),
             "published": measured
@@ -233,6 +234,7 @@ def forecast(
         [block.epochs for block in blocks],
         spec.data.train_examples if hasattr(spec.data, "image_size") else 0,
         max(1.0, where.n_devices / CORES_PER_HOST),
+        spec.evaluation.scoring_s,
     )
     return Plan(
         resolved, where, devices, compiled, evaluation, step, run, hbm, entry, cases

@@ -200,12 +200,14 @@ class UpdateSection(Section):
 class EvaluationSection(Section):
     """Every so often, the first time after `first` (every `every` where not given), or
     `at` given moments of the run, in rising order, and every `every` after the last;
-    `batch` examples at once, as many as in training where not given."""
+    `batch` examples at once, as many as in training where not given. `scoring_s`: what
+    the host takes to score one (scripts/measure_scoring.py), for the forecast alone."""
 
     every: DurationField
     first: DurationField | None = None
     at: tuple[DurationField, ...] = ()
     batch: PositiveInt | None = None
+    scoring_s: float = Field(0.0, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> EvaluationSection:
