@@ -54,10 +54,11 @@ class Progress:
             self._spoke = now
             self.say(line)
 
-    def evaluated(
-        self, epoch: int, quality: float, target: float, metric: str, seconds: float
-    ) -> None:
+    def evaluating(self, seconds: float) -> None:
+        """Seconds that the mesh did not train."""
         self._evaluating += seconds
+
+    def evaluated(self, epoch: int, quality: float, target: float, metric: str) -> None:
         sign = "≥" if quality >= target else "<"
         self.say(f"epoch {epoch}: {metric} {quality:.4f} {sign} {target:g} target")
 

@@ -21,6 +21,7 @@ from typing import Any
 from mlperf_tpu import checkpoint
 from mlperf_tpu.data.batches import Dataset, HostFed, Repeated, prefetched
 from mlperf_tpu.errors import BadInput, PlaceLost
+from mlperf_tpu.evaluation import Evaluations
 from mlperf_tpu.log.write import RunLog
 from mlperf_tpu.mesh import Mesh
 from mlperf_tpu.mesh.virtual import VirtualMesh
@@ -295,7 +296,10 @@ class _Run:
         self.spec = self.resolved.spec
         saved = checkpoint.newest(self.folder.checkpoints(self.run))
         self._open_log(saved)
-        self.quality: float | None = None
+        self.evaluations = Evaluations(
+            self.spec, self.mesh, self.program, self.log, self.progress
+        )
+        self.unjudged: int | None = None
         self.first_step = self.step = self.epochs = 0
         self.training_s = 0.0
         self.began = time.time()
@@ -318,6 +322,7 @@ class _Run:
             raise
         finally:
             self.progress.end()
+            self.evaluations.close()
             stopped = time.time()
             self.log.end("run_stop", status="aborted" if reason else "success")
             self.log.close()
@@ -327,7 +332,7 @@ class _Run:
         done = self.step - self.first_step
         return {
             "seed": self.seed,
-            "quality": self.quality,
+            "quality": self.evaluations.quality,
             "reached": reason is None,
             "status": "aborted" if reason else "success",
             "reason": reason,
@@ -381,7 +386,8 @@ class _Run:
         else:
             self.first_step = self.step = int(saved.state["step"])
             self.began = saved.meta["began"]
-            self.epochs, self.quality = saved.meta["epochs"], saved.meta["quality"]
+            self.epochs, self.unjudged = saved.meta["epochs"], saved.meta["unjudged"]
+            self.evaluations.quality = saved.meta["quality"]
         self.progress.begin(
             self.spec.total_steps, self.first_step, self.spec.training.global_batch
         )
@@ -402,8 +408,11 @@ class _Run:
         self.log.event("seed", self.seed)
 
     def _train_blocks(self) -> None:
-        """Block by block, until an evaluation reaches the target."""
+        """Block by block, until an evaluation reaches the target; the score of one may
+        come in while the next block is trained, and ends it."""
         batches = self._batches()
+        if self.unjudged is not None:  # its score was lost with the process before
+            self._predict(self.unjudged)
         for block in self.spec.blocks():
             if block.last_step <= self.step:
                 continue
@@ -412,22 +421,27 @@ class _Run:
                 "epoch_count": block.epochs,
             }
             self.log.start("block_start", **numbers)
-            self._train_block(block, batches)
-            last = block.first_epoch + block.epochs - 1
-            reached = self._evaluate(last)
+            reached = self._train_block(block, batches) or self._reached(wait=True)
+            if not reached:
+                self._predict(block.first_epoch + block.epochs - 1)
+                reached = self._reached()
             self.log.end("block_stop", first_epoch_num=block.first_epoch)
             if reached:
                 return
             if self.step < self.spec.total_steps:
                 self._save()
-        target = self.spec.rules.target
+        if self._reached(wait=True):
+            return
+        target, quality = self.spec.rules.target, self.evaluations.quality
         raise _Ending(
-            f"{target.metric} {self.quality:.4f} after the last of {self.epochs} "
-            f"epochs is below the target of {target.value:g}"
+            f"{target.metric} {quality:.4f} after the last of {self.epochs} epochs is "
+            f"below the target of {target.value:g}"
         )
 
-    def _train_block(self, block: Any, batches: Iterator[Any]) -> None:
+    def _train_block(self, block: Any, batches: Iterator[Any]) -> bool:
+        """Whether the evaluation before turned out to reach the target meanwhile."""
         first_step = self.step
+        reached = False
         ends = epoch_ends(first_step, block.last_step, block.epochs)
         epoch = block.first_epoch
         self.log.start("epoch_start", epoch_num=epoch)
@@ -436,6 +450,9 @@ class _Run:
             for metrics in self.mesh.train(batches, block.last_step - first_step):
                 self.step += 1
                 self._watch(metrics, block, first_step)
+                reached = self._reached()
+                if reached:
+                    break
                 if self.step in ends and self.step < block.last_step:
                     self.log.end("epoch_stop", epoch_num=epoch)
                     epoch += 1
@@ -443,7 +460,9 @@ class _Run:
         finally:
             self.training_s += time.monotonic() - clock
         self.log.end("epoch_stop", epoch_num=epoch)
-        self.epochs = block.first_epoch + block.epochs
+        if not reached:
+            self.epochs = block.first_epoch + block.epochs
+        return reached
 
     def _watch(self, metrics: dict[str, float], block: Any, first_step: int) -> None:
         """Shows a step, and ends the run where there is a reason to."""
@@ -461,32 +480,15 @@ class _Run:
         ):
             raise _Ending(f"--max-steps {self.record['max_steps']} done")
 
-    def _evaluate(self, last_epoch: int) -> bool:
-        target = self.spec.rules.target
-        began = time.monotonic()
-        self.log.start("eval_start", epoch_num=last_epoch)
-        sums = self.mesh.evaluate(self._eval_batches())
+    def _predict(self, last_epoch: int) -> None:
+        """Evaluates on the mesh; `_reached` says what came of it."""
+        count = self.evaluations.predict(last_epoch, self._eval_batches())
         expected = self.spec.data.eval_examples
-        if sums["count"] != expected and self.datasets is not None:
-            raise _Ending(
-                f"the evaluation counted {sums['count']:.0f} examples, not {expected}"
-            )
-        self.quality = self.program.quality(sums)
-        self.log.event(
-            "eval_accuracy",
-            self.quality,
-            epoch_num=last_epoch,
-            eval_samples=int(sums["count"]),
-        )
-        self.log.end("eval_stop", epoch_num=last_epoch)
-        self.progress.evaluated(
-            last_epoch + 1,
-            self.quality,
-            target.value,
-            target.metric,
-            time.monotonic() - began,
-        )
-        return self.quality >= target.value and self.datasets is not None
+        if count != expected and self.datasets is not None:
+            raise _Ending(f"the evaluation counted {count} examples, not {expected}")
+
+    def _reached(self, wait: bool = False) -> bool:
+        return self.evaluations.judge(wait) and self.datasets is not None
 
     def _batches(self) -> Iterator[Any]:
         batch = self.spec.training.global_batch
@@ -518,7 +520,8 @@ class _Run:
                 "log_offset": self.log.offset(),
                 "began": self.began,
                 "epochs": self.epochs,
-                "quality": self.quality,
+                "quality": self.evaluations.quality,
+                "unjudged": self.evaluations.unjudged,
             },
         )
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -145,6 +146,68 @@ def test_sigterm_ends_the_log_as_aborted_and_the_run_can_go_on(
     done = mlperf_tpu("train", "resnet50", "--resume", folder)
     assert f"{newest.name} is truncated or damaged" in done.output
     same_run(folder, uninterrupted[1])
+
+
+@pytest.fixture
+def scored_late(monkeypatch):
+    """scored_late(scores, step, then): the k-th evaluation's score comes in once the
+    step `step[k]` is done, at which `then` is called."""
+    from mlperf_tpu.benchmarks.resnet50.program import Program
+
+    from mlperf_tpu.progress import Progress
+
+    shown = Progress.step
+
+    def arrange(scores, steps, then=lambda: None):
+        came = {at: threading.Event() for at in steps}
+        waiting = iter(zip(scores, steps, strict=True))
+
+        def quality(self, found):
+            score, at = next(waiting)
+            assert came[at].wait(60)
+            return score
+
+        def step(self, number, *rest):
+            shown(self, number, *rest)
+            if number in came:
+                came[number].set()
+                then()
+
+        monkeypatch.setattr(Program, "scored_by_host", True, raising=False)
+        monkeypatch.setattr(Program, "quality", quality)
+        monkeypatch.setattr(Progress, "step", step)
+
+    return arrange
+
+
+def test_a_score_that_comes_in_late_ends_the_block_at_hand(
+    scored_late, mlperf_tpu, tmp_path
+):
+    scored_late([0.5, 0.99], [6, 10])
+    done = mlperf_tpu(*TRAIN, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    log = folder_of(tmp_path) / "result_0.txt"
+    keys = [r["key"] for r in records(log)]
+    assert values(log, "eval_accuracy") == [0.5, 0.99]
+    assert keys.count("block_start") == keys.count("block_stop") == 3
+    [run] = json.loads((folder_of(tmp_path) / "summary.json").read_text())["runs"]
+    assert run["quality"] == 0.99 and 10 <= run["steps"] <= 12
+
+
+def test_a_score_that_was_lost_with_its_process_is_made_again(
+    scored_late, mlperf_tpu, tmp_path
+):
+    stopping = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    scored_late([0.5], [6], stopping)
+    done = mlperf_tpu(*TRAIN, "--out", tmp_path)
+    assert done.exit_code == 1 and "SIGTERM" in done.output
+    scored_late([0.99], [7])
+    done = mlperf_tpu("train", "resnet50", "--resume", folder_of(tmp_path))
+    assert done.exit_code == 0, done.output
+    # Of the evaluation after step 4; block 2 is trained anew from there.
+    log = folder_of(tmp_path) / "result_0.txt"
+    last = [r for r in records(log) if r["key"] == "eval_accuracy"][-1]
+    assert (last["value"], last["metadata"]["epoch_num"]) == (0.99, 1)
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,8 @@ class Program:
     `data.eval_length`; a row of length 0 is padding.
     """
 
+    scored_by_host = True  # beside the training (mlperf_tpu.evaluation)
+
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.model = self._fresh_model()

@@ -28,6 +28,8 @@ class Program:
     evaluation's is {"source": int32 [n, eval_length]}, a row of zeros where padded.
     """
 
+    scored_by_host = True  # beside the training (mlperf_tpu.evaluation)
+
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.corpus: Corpus | None = None
