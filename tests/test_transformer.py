@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -303,3 +305,12 @@ def test_a_sentence_longer_than_its_room_is_refused():
 
     with pytest.raises(BadInput, match=r"data\.eval_length: .* 4 ids, but 3 are room"):
         sentences([[1], [1, 2, 3, 4]], 3)
+
+
+def test_features_split_over_two_cores_train_as_whole_ones(run_python):
+    """Two steps: the second takes the weights that the first has handed back."""
+    pytest.importorskip("jax")
+    row = "feature partitioning, 1 x 2 cores"
+    call = ("-m", "mlperf_tpu", "verify", "transformer", "--technique", row, "--json")
+    [found] = json.loads(run_python(*call).stdout)["rows"]
+    assert found["ok"], found

@@ -218,4 +218,16 @@ TECHNIQUES = (
         _TINY,
     ),
     Technique("padded translation", translate_padded, EXECUTED, 0.0, "ids, exact"),
+    *(
+        Technique(
+            f"feature partitioning, {replicas} x {cores} cores",
+            train_two_steps,
+            (MeshSize("xla", replicas, cores),),
+            _REORDERED,
+            _REORDERED_BY,
+            (_CALM, f"training.partitions={cores}"),
+            (_CALM,),
+        )
+        for replicas, cores in ((1, 2), (2, 2), (2, 4))
+    ),
 )

@@ -101,7 +101,10 @@ class XlaPlace:
         ]
         if any(tiles):
             sums = gen_xla_ops.xla_optimization_barrier(sums)
-        return [tf.reshape(s, v.shape[1:]) for s, v in zip(sums, values, strict=True)]
+        return [
+            tf.reshape(s, v.shape[1:]) if whole else s[0]
+            for s, v, whole in zip(sums, values, tiles, strict=True)
+        ]
 
     def all_gather(self, values, groups):
         # Along the values' own first dimension: a new one makes the TPU's compiler

@@ -70,7 +70,7 @@ class Projection(keras.layers.Layer):
 
     def call(self, x):
         kernel = tf.convert_to_tensor(self.kernel)
-        kernel = partitioning.split(kernel, 1 if self.side == "out" else 0)
+        kernel = partitioning.split_weight(kernel, 1 if self.side == "out" else 0)
         flat = tf.reshape(x, [-1, x.shape[-1]])
         y = tf.matmul(flat, kernel)
         if self.bias is not None:
@@ -196,13 +196,13 @@ class Embedding(keras.layers.Layer):
 
     def call(self, ids):
         """Vectors [..., width], scaled by the root of the width."""
-        matrix = partitioning.split(tf.convert_to_tensor(self.matrix), 0)
+        matrix = partitioning.split_weight(tf.convert_to_tensor(self.matrix), 0)
         found = tf.gather(matrix, ids) * self.width**0.5
         return found * tf.cast(ids > 0, found.dtype)[..., None]
 
     def logits(self, x):
         """[..., vocabulary], in the compute dtype."""
-        matrix = partitioning.split(tf.convert_to_tensor(self.matrix), 0)
+        matrix = partitioning.split_weight(tf.convert_to_tensor(self.matrix), 0)
         flat = tf.reshape(x, [-1, self.width])
         logits = tf.matmul(flat, matrix, transpose_b=True)
         return tf.reshape(logits, [*x.shape[:-1], self.vocabulary])

@@ -32,6 +32,15 @@ def whole(value: tf.Tensor) -> tf.Tensor:
     return xla_sharding.replicate(value, use_sharding_op=True)
 
 
+def split_weight(weight: tf.Tensor, dimension: int) -> tf.Tensor:
+    """A weight, of which every partition holds the whole and computes with its part.
+
+    Without the first annotation the second would be the parameter's: a partition would
+    be handed its part alone, and hand back the whole.
+    """
+    return split(whole(weight), dimension)
+
+
 def split(value: tf.Tensor, dimension: int) -> tf.Tensor:
     """`value`, its `dimension` split over the partitions of this replica."""
     partitions = getattr(collectives.place(), "n_partitions", 1)
