@@ -49,14 +49,14 @@ def load(spec: Spec, data_dir: Path | None) -> Corpus:
     Raises BadInput for files that the check finds wrong.
     """
     data = spec.data
-    if data.name == "words":
+    if data.name == "number_words":
         train, held_out = _word_pairs(data.train_examples, data.eval_examples)
         return corpus(train, held_out, _word_pieces(data), data)
     from mlperf_tpu.data import wmt
     from mlperf_tpu.data.check import refuse
 
     if data_dir is None:
-        raise BadInput("data.name: wmt is read from a folder; give --data-dir")
+        raise BadInput("data.name: wmt_ende is read from a folder; give --data-dir")
     report = wmt.check(data_dir, data.eval_examples)
     refuse(report.errors)
     return _read(report, data_dir, data)
@@ -77,7 +77,7 @@ def check(
     from mlperf_tpu.data import wmt
 
     data = spec.data
-    if data.name != "wmt":
+    if data.name != "wmt_ende":
         raise BadInput(f"data.name: {data.name} is embedded; nothing to check")
     if manifest_path is not None or write_manifest:
         raise BadInput("--manifest: text has none; every line is read at each check")

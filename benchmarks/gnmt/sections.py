@@ -18,7 +18,7 @@ class Data(Section):
     whole batches in turn, which an all-reduce spreads (papers.md 1.6).
     """
 
-    name: Literal["wmt", "words"]
+    name: Literal["wmt_ende", "number_words"]
     train_examples: PositiveInt
     eval_examples: PositiveInt
     vocabulary: int = Field(ge=8)
