@@ -71,18 +71,6 @@ def test_collectives_are_read_with_kind_bytes_and_groups(toy) -> None:
     assert all(c.groups == (tuple(range(8)),) for c in sums)
 
 
-def test_the_stages_of_torus2d_stay_reduce_scatters(cache) -> None:
-    found = answer(request_of("Torus"), cache).module.collectives
-    lines = ((0, 1, 2, 3), (4, 5, 6, 7))
-    sums = [c for c in found if c.groups == lines]
-    # The second kernel's 144 tiles and what is less, filled up; 4 are libtpu's.
-    kernel, rest = 4 * 9 * 128 * 128, 4 * 4096
-    for kind in ("reduce-scatter", "all-gather"):
-        moved = sum(c.n_bytes for c in sums if c.kind == kind)
-        assert moved == pytest.approx(kernel + rest, rel=0.03), kind
-    assert max(c.n_bytes for c in found if c.kind == "all-reduce") < rest
-
-
 def test_sizes_and_flops_are_the_steps(toy) -> None:
     assert toy.stats["state_bytes"]["weights"] == 9 * (3 * 128 + 128 * 128) * 4
     pixels = 2 * 16 * 16
@@ -112,6 +100,18 @@ def test_loops_are_multiplied_out(cache) -> None:
     module = answer(request_of("Loop"), cache).module
     [matmul] = [op for op in module.ops if op.op_name.endswith("while/matmul")]
     assert matmul.count == 7
+
+
+def test_the_stages_of_torus2d_stay_reduce_scatters(cache) -> None:
+    found = answer(request_of("Torus"), cache).module.collectives
+    lines = ((0, 1, 2, 3), (4, 5, 6, 7))
+    sums = [c for c in found if c.groups == lines]
+    # The second kernel's 144 tiles and what is less, filled up; 4 are libtpu's.
+    kernel, rest = 4 * 9 * 128 * 128, 4 * 4096
+    for kind in ("reduce-scatter", "all-gather"):
+        moved = sum(c.n_bytes for c in sums if c.kind == kind)
+        assert moved == pytest.approx(kernel + rest, rel=0.03), kind
+    assert max(c.n_bytes for c in found if c.kind == "all-reduce") < rest
 
 
 def test_what_does_not_fit_says_by_how_much(cache) -> None:
