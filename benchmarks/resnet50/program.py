@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from mlperf_tpu.benchmarks.resnet50.data import datasets
@@ -63,12 +62,8 @@ class Program:
 
     def initial_state(self, seed: int, n_replicas: int):
         """The state of all replicas; the weights depend on the seed alone."""
-        keras.utils.set_random_seed(seed % 2**32)
-        fresh = Program(self.spec, self._activation).model
-        return self.step.initial_state(
-            [tf.identity(v.value) for v in fresh.trainable_variables],
-            [tf.identity(v.value) for v in fresh.non_trainable_variables],
-            n_replicas,
+        return self.step.drawn_state(
+            lambda: Program(self.spec, self._activation).model, n_replicas, seed
         )
 
     def state_spec(self, n_replicas: int):

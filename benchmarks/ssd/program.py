@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from mlperf_tpu.benchmarks.ssd.data import NORMALIZATION, datasets
@@ -63,17 +62,16 @@ class Program:
     def initial_state(self, seed: int, n_replicas: int):
         """The state of all replicas; the weights depend on the seed and the backbone's
         file alone."""
-        keras.utils.set_random_seed(seed % 2**32)
-        fresh = self._new_model()
-        if self.spec.data.backbone is not None:
-            from mlperf_tpu.benchmarks.ssd.backbone import load
 
-            load(fresh, self.spec.data.backbone)
-        return self.step.initial_state(
-            [tf.identity(v.value) for v in fresh.trainable_variables],
-            [tf.identity(v.value) for v in fresh.non_trainable_variables],
-            n_replicas,
-        )
+        def begun():
+            fresh = self._new_model()
+            if self.spec.data.backbone is not None:
+                from mlperf_tpu.benchmarks.ssd.backbone import load
+
+                load(fresh, self.spec.data.backbone)
+            return fresh
+
+        return self.step.drawn_state(begun, n_replicas, seed)
 
     def state_spec(self, n_replicas: int):
         """One replica's state as tensor specs."""

@@ -62,11 +62,7 @@ class Program:
 
     def initial_state(self, seed: int, n_replicas: int):
         """The state of all replicas; the weights depend on the seed alone."""
-        keras.utils.set_random_seed(seed % 2**32)
-        weights = [
-            tf.identity(v.value) for v in self._fresh_model().trainable_variables
-        ]
-        return self.step.initial_state(weights, [], n_replicas, seed)
+        return self.step.drawn_state(self._fresh_model, n_replicas, seed)
 
     def state_spec(self, n_replicas: int):
         """One replica's state as tensor specs."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from mlperf_tpu import collectives
@@ -95,6 +96,19 @@ class TrainingStep:
                 for name in update.slot_names
             },
         }
+
+    def drawn_state(
+        self, new_model: Callable[[], keras.Model], n_replicas: int, seed: int
+    ) -> State:
+        """`initial_state` of a model made anew, by `seed` alone."""
+        keras.utils.set_random_seed(seed % 2**32)
+        fresh = new_model()
+        return self.initial_state(
+            [tf.identity(v.value) for v in fresh.trainable_variables],
+            [tf.identity(v.value) for v in fresh.non_trainable_variables],
+            n_replicas,
+            seed,
+        )
 
     def initial_state(
         self, weights, statistics, n_replicas: int, seed: int = 0
