@@ -71,8 +71,9 @@ class Evaluations:
         target, last_epoch = self.spec.rules.target, self._pending.last_epoch
         self._pending = None
         assert self.quality is not None
-        self.epochs = last_epoch + 1
-        self.progress.evaluated(self.epochs, self.quality, target.value, target.metric)
+        self.progress.evaluated(
+            last_epoch + 1, self.quality, target.value, target.metric
+        )
         return self.quality >= target.value
 
     def close(self) -> None:

@@ -32,7 +32,9 @@ def forecast(benchmark: str, scale: str, *options: str) -> Row:
     call = ["-m", "mlperf_tpu", "plan", benchmark, "--scale", scale, "--json", *options]
     done = subprocess.run([sys.executable, *call], capture_output=True, text=True)
     if done.returncode:
-        raise RunFailed(f"{scale}: {done.stderr.strip().splitlines()[-1]}")
+        # Without the log's place, which is this machine's.
+        said = done.stderr.strip().splitlines()[-1].split("; the whole log:")[0]
+        raise RunFailed(f"{scale}: {said}")
     row: Row = json.loads(done.stdout)["rows"][0]
     return row
 

@@ -113,9 +113,10 @@ def collective_part(found: Collective, n_replicas: int) -> str:
         return "halo"
     if "batch_norm" in found.op_name:
         return "batch_norm"
-    if found.devices == "both" and len(found.groups) > 1:
-        return "halo" if len(found.groups) >= n_replicas else "batch_norm"
-    return "gradient_sum"
+    if found.devices == "both" and len(found.groups) >= n_replicas:
+        return "halo"
+    between = found.devices == "both" and len(found.groups) > 1
+    return "batch_norm" if between else "gradient_sum"
 
 
 def device_groups(found: Collective, devices: list[list[int]]) -> Groups:

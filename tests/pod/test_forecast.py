@@ -19,7 +19,7 @@ from mlperf_tpu.pod.forecast import (
     run_time,
     step_time,
 )
-from mlperf_tpu.pod.hlo import read
+from mlperf_tpu.pod.hlo import Collective, read
 from mlperf_tpu.pod.machine import slice_for
 from mlperf_tpu.pod.network import collective_cost
 from mlperf_tpu.pod.published import entries, published
@@ -194,6 +194,20 @@ def test_messages_between_replicas_are_what_their_scope_says() -> None:
     ):
         hlo = MODULE.replace("  %d = bf16", line.replace("SCOPE", scope), 1)
         assert collective_part(read(hlo).collectives[1], 2) == part
+
+
+@pytest.mark.parametrize(
+    ("groups", "n_replicas", "part"),
+    [
+        (((0, 1),), 1, "halo"),
+        (((0, 1), (2, 3)), 2, "halo"),
+        (((0, 1, 2, 3), (4, 5, 6, 7)), 4, "batch_norm"),
+        (((0, 1, 2, 3),), 2, "gradient_sum"),
+    ],
+)
+def test_a_sum_over_cores_is_what_its_groups_span(groups, n_replicas, part) -> None:
+    found = Collective("all-reduce", 4, groups, "both", "", 1)
+    assert collective_part(found, n_replicas) == part
 
 
 def test_a_halo_stays_inside_each_replica() -> None:
