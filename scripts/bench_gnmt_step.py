@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 
-from contenders import in_turns, medians, options_of, table
+from contenders import in_turns, medians, options_of, publish, table
 
 BATCH, SOURCE, TARGET = 128, 26, 12  # the proxy's mean batch
 VOCABULARY, WIDTH, LAYERS = 256, 128, 4
@@ -262,10 +262,7 @@ def main() -> None:
     ):
         verdict = "reached" if ratio >= 1 else "missed"
         lines.append(f"| {name} | {ratio:.2f} | ≥ 1 | {verdict} |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if options.out:
-        options.out.write_text(text)
+    publish(lines, options.out)
 
 
 if __name__ == "__main__":

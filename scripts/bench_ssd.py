@@ -9,15 +9,14 @@ anchors, targets and loss (negatives mined by a sort) under momentum SGD.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 from bench_train_step import timed
+from contenders import in_turns, medians, options_of, publish, table
 
 SIZES = {
     "proxy, 64x64, batch 32": ("proxy", ()),
@@ -80,8 +79,14 @@ def pytorch(size: str, seconds: float) -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/batch.npz"
-        call = [sys.executable, __file__, "--targets", size, "--file", file]
-        done = subprocess.run(call, capture_output=True, text=True, check=True)
+        code = f"import bench_ssd; bench_ssd.targets({size!r}, {file!r})"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parent,
+        )
         shape = json.loads(done.stdout.splitlines()[-1])
         with np.load(file) as found:
             fields = dict(found)
@@ -177,58 +182,33 @@ def pytorch(size: str, seconds: float) -> float:
     return timed(step, n, seconds)
 
 
-CONTENDERS = {"ours": ours, "PyTorch, bf16 autocast": pytorch}
-
-
-def measure(name: str, size: str, seconds: float) -> float:
-    call = [sys.executable, __file__, "--contender", name, "--size", size]
-    done = subprocess.run(
-        [*call, "--seconds", str(seconds)], capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
+KINDS = {"ours": ours, "PyTorch, bf16 autocast": pytorch}
+CONTENDERS = {
+    f"{size}, {kind}": (function, size)
+    for size in SIZES
+    for kind, function in KINDS.items()
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--contender", choices=CONTENDERS)
-    parser.add_argument("--size", choices=SIZES)
-    parser.add_argument("--targets", choices=SIZES, help=argparse.SUPPRESS)
-    parser.add_argument("--file", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.targets:
-        targets(options.targets, options.file)
-        return
-    if options.contender:
-        rate = CONTENDERS[options.contender](options.size, options.seconds)
-        print(json.dumps(rate))
-        return
+    options = options_of(CONTENDERS)
+    rounds = in_turns(__file__, CONTENDERS, options)
+    rate = medians(rounds)
     lines = [
         "# SSD's training step, images/s",
         "",
         f"`python scripts/bench_ssd.py --rounds {options.rounds}` on {os.cpu_count()} "
-        "CPU cores, one device; medians of the rounds, taken in turns.",
+        "CPU cores, one device; medians, with the lowest and highest round.",
         "",
-        "| | " + " | ".join(CONTENDERS) + " | ours / PyTorch | aim |",
-        "|---|---|---|---|---|",
+        *table(rounds, "images/s"),
+        "",
+        "| ours / PyTorch | measured | aim |",
+        "|---|---:|---:|",
     ]
     for size in SIZES:
-        rounds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-        for _ in range(options.rounds):
-            for name, values in rounds.items():
-                values.append(measure(name, size, options.seconds))
-                print(f"{size}, {name}: {values[-1]:.4g}", file=sys.stderr)
-        rates = [statistics.median(values) for values in rounds.values()]
-        shown = " | ".join(f"{rate:.4g}" for rate in rates)
-        lines.append(f"| {size} | {shown} | {rates[0] / rates[1]:.2f} | ≥ 1.0 |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if options.out:
-        options.out.write_text(text)
+        mine, theirs = (rate[f"{size}, {kind}"] for kind in KINDS)
+        lines.append(f"| {size} | {mine / theirs:.2f} | ≥ 1.0 |")
+    publish(lines, options.out)
 
 
 if __name__ == "__main__":

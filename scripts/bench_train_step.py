@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 
-from contenders import in_turns, medians, options_of, table
+from contenders import in_turns, medians, options_of, publish, table
 
 # Forward and backward of ResNet-50 at 224x224: 3 x 4.09 G multiply-adds an image.
 FLOP_AN_IMAGE_224 = 3 * 2 * 4.09e9
@@ -200,10 +200,7 @@ def main() -> None:
     for name, ratio, aim in targets(rate):
         verdict = "reached" if ratio >= aim else "missed"
         lines.append(f"| {name} | {ratio:.2f} | ≥ {aim} | {verdict} |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if options.out:
-        options.out.write_text(text)
+    publish(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import os
 
 import numpy as np
 from bench_train_step import timed
-from contenders import in_turns, medians, options_of, table
+from contenders import in_turns, medians, options_of, publish, table
 
 ROWS, LENGTH, WIDTH, INNER, HEADS, LAYERS, IDS, RATE = 32, 64, 64, 256, 2, 2, 256, 0.1
 
@@ -189,10 +189,7 @@ def main() -> None:
     best = max(v for n, v in rate.items() if n.startswith("ours"))
     peer = max(v for n, v in rate.items() if not n.startswith("ours"))
     lines += ["", f"Ours / the best of the others: {best / peer:.2f} (aim: ≥ 1.0)."]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if options.out:
-        options.out.write_text(text)
+    publish(lines, options.out)
 
 
 if __name__ == "__main__":

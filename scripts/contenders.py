@@ -64,3 +64,11 @@ def table(rounds: Rounds, unit: str) -> list[str]:
         low, high = min(rounds[name]), max(rounds[name])
         lines.append(f"| {name} | {median:.4g} | {low:.4g} | {high:.4g} |")
     return lines
+
+
+def publish(lines: list[str], out: Path | None) -> None:
+    """Prints the results; keeps them where they were asked for."""
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if out:
+        out.write_text(text)
