@@ -90,6 +90,17 @@ def test_each_value_says_where_it_comes_from():
     assert origins["data.train_examples"] == "configs/resnet50.yaml"
 
 
+def test_float32_takes_the_place_of_bfloat16_and_says_why():
+    resolved = resolve(RESNET, task="proxy").in_float32("no bf16 here")
+    assert resolved.spec.training.precision == "float32"
+    assert resolved.origins["training.precision"] == "no bf16 here"
+
+
+def test_a_precision_that_was_asked_for_stays():
+    asked = resolve(RESNET, task="proxy", settings=["training.precision=bfloat16"])
+    assert asked.in_float32("no bf16 here") is asked
+
+
 def test_a_resolved_spec_survives_its_record():
     resolved = resolve(RESNET, task="proxy", settings=["training.global_batch=32"])
     assert from_record(resolved.record(), "run.json") == resolved

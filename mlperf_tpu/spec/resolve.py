@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +63,15 @@ class Resolved:
     scale: str | None
     source: str | None
     origins: Mapping[str, str] = field(repr=False)
+
+    def in_float32(self, origin: str) -> Resolved:
+        """The same in float32, by `origin`, unless --set said in what to compute."""
+        path, training = "training.precision", self.spec.training
+        if training.precision == "float32" or self.origins[path].startswith("--set"):
+            return self
+        training = training.model_copy(update={"precision": "float32"})
+        spec = self.spec.model_copy(update={"training": training})
+        return replace(self, spec=spec, origins={**self.origins, path: origin})
 
     def values(self) -> dict[str, Any]:
         """The spec as plain values, as YAML or JSON holds them."""
