@@ -16,7 +16,7 @@ from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.attention_lstm import AttentionLSTM
 from mlperf_tpu.nn.beam_search import beam_search, over_beam
 from mlperf_tpu.nn.embedding import embed
-from mlperf_tpu.nn.lstm import LSTM, UNIFORM
+from mlperf_tpu.nn.lstm import LSTM
 from mlperf_tpu.nn.random import Draws, dropout
 from mlperf_tpu.nn.softmax_loss import softmax_loss
 
@@ -30,14 +30,16 @@ LEAST_COVERAGE = 1e-6
 class Embedding(keras.layers.Layer):
     """Vectors of ids: int32 [...] to [..., width] in the model's activations' dtype."""
 
-    def __init__(self, vocabulary: int, width: int, **kwargs):
+    def __init__(self, vocabulary: int, width: int, init_range: float, **kwargs):
         super().__init__(autocast=False, **kwargs)
         self.shape = (vocabulary, width)
+        self.init_range = init_range
 
     def build(self, shape=None):
+        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
         self.table = self.add_weight(
             shape=self.shape,
-            initializer=keras.initializers.RandomUniform(-UNIFORM, UNIFORM),
+            initializer=uniform,
             name="table",
             autocast=False,
         )
@@ -50,14 +52,16 @@ class Embedding(keras.layers.Layer):
 class Projection(keras.layers.Layer):
     """The kernel from the decoder's states to the vocabulary; no bias."""
 
-    def __init__(self, width: int, vocabulary: int, **kwargs):
+    def __init__(self, width: int, vocabulary: int, init_range: float, **kwargs):
         super().__init__(autocast=False, **kwargs)
         self.shape = (width, vocabulary)
+        self.init_range = init_range
 
     def build(self, shape=None):
+        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
         self.kernel = self.add_weight(
             shape=self.shape,
-            initializer=keras.initializers.RandomUniform(-UNIFORM, UNIFORM),
+            initializer=uniform,
             name="kernel",
             autocast=False,
         )
@@ -85,6 +89,7 @@ class GNMT(keras.Model):
         vocabulary: int,
         width: int,
         layers: int,
+        init_range: float,
         dropout: float,
         label_smoothing: float,
         hoisted: bool,
@@ -96,20 +101,26 @@ class GNMT(keras.Model):
         self.label_smoothing = label_smoothing
 
         def lstm(name, side, reverse=False):
-            return LSTM(width, hoisted, side, reverse, dtype=dtype, name=name)
+            return LSTM(
+                width, init_range, hoisted, side, reverse, dtype=dtype, name=name
+            )
 
         self.source_embedding = Embedding(
-            vocabulary, width, dtype=dtype, name="source_embedding"
+            vocabulary, width, init_range, dtype=dtype, name="source_embedding"
         )
         self.target_embedding = Embedding(
-            vocabulary, width, dtype=dtype, name="target_embedding"
+            vocabulary, width, init_range, dtype=dtype, name="target_embedding"
         )
         self.forwards = lstm("encoder1_forward", "source")
         self.backwards = lstm("encoder1_backward", "source", reverse=True)
         self.encoder = [lstm(f"encoder{k + 1}", "source") for k in range(1, layers)]
-        self.attention = AttentionLSTM(width, hoisted, dtype=dtype, name="decoder1")
+        self.attention = AttentionLSTM(
+            width, init_range, hoisted, dtype=dtype, name="decoder1"
+        )
         self.decoder = [lstm(f"decoder{k + 1}", "target") for k in range(1, layers)]
-        self.projection = Projection(width, vocabulary, dtype=dtype, name="projection")
+        self.projection = Projection(
+            width, vocabulary, init_range, dtype=dtype, name="projection"
+        )
 
     def build(self, shape=None):
         narrow, wide = (None, None, self.width), (None, None, 2 * self.width)

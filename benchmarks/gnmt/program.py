@@ -51,6 +51,7 @@ class Program:
             spec.data.vocabulary,
             spec.model.width,
             spec.model.layers,
+            spec.model.init_range,
             spec.model.dropout,
             spec.model.label_smoothing,
             spec.model.hoisted,

@@ -50,6 +50,7 @@ class Data(Section):
 
 class Model(Section):
     """`layers` on each side. `hoisted` chooses how the loops are computed (nn.lstm).
+    Matrices, and the LSTMs' biases, start uniform in +-`init_range`.
 
     The beam search's scores: log probability / length penalty^length_penalty, plus
     coverage_penalty times the coverage's logarithm (arXiv 1609.08144, section 7);
@@ -58,6 +59,7 @@ class Model(Section):
 
     width: int = Field(ge=8)
     layers: int = Field(ge=2)
+    init_range: float = Field(gt=0)
     dropout: float = Field(ge=0, lt=1)
     label_smoothing: float = Field(ge=0, lt=1)
     hoisted: bool = True

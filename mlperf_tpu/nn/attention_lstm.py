@@ -20,7 +20,6 @@ from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.gradients import gradient_scope
 from mlperf_tpu.nn.lstm import (
     STEPS,
-    UNIFORM,
     array,
     cell,
     cell_gradient,
@@ -230,16 +229,18 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
 
 class AttentionLSTM(keras.layers.Layer):
     """[time, batch, in] and a memory [batch, source, width] to the states and contexts,
-    [time, batch, width] each; the memory is as wide as the layer."""
+    [time, batch, width] each; the memory is as wide as the layer.
+    Matrices start uniform in +-`init_range`."""
 
-    def __init__(self, width: int, hoisted: bool, **kwargs):
+    def __init__(self, width: int, init_range: float, hoisted: bool, **kwargs):
         super().__init__(autocast=False, **kwargs)
         self.width = width
+        self.init_range = init_range
         self._run = hoisted_attention_lstm if hoisted else plain_attention_lstm
 
     def build(self, shape):
         width, gates = self.width, 4 * self.width
-        uniform = keras.initializers.RandomUniform(-UNIFORM, UNIFORM)
+        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
 
         def add(name, *shape, initializer=uniform):
             return self.add_weight(

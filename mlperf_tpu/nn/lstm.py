@@ -22,7 +22,6 @@ from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.gradients import gradient_scope
 
 STEPS = "steps"  # loops of so many iterations as there are steps end their names so
-UNIFORM = 0.1  # all weights start uniform in +-0.1, as the MLPerf reference's do
 
 
 # A gate before its sigmoid that lets nothing through: an exact zero.
@@ -234,18 +233,27 @@ class LSTM(keras.layers.Layer):
     """One layer: [time, batch, in] to [time, batch, width].
 
     `hoisted` chooses how it is computed, not what. `side` says whose length ends its
-    loops, source or target.
+    loops, source or target. All weights start uniform in +-`init_range`.
     """
 
-    def __init__(self, width: int, hoisted: bool, side: str, reverse=False, **kwargs):
+    def __init__(
+        self,
+        width: int,
+        init_range: float,
+        hoisted: bool,
+        side: str,
+        reverse=False,
+        **kwargs,
+    ):
         super().__init__(autocast=False, **kwargs)
         self.width = width
+        self.init_range = init_range
         self.reverse = reverse
         self.side = side
         self._run = hoisted_lstm if hoisted else plain_lstm
 
     def build(self, shape):
-        uniform = keras.initializers.RandomUniform(-UNIFORM, UNIFORM)
+        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
         gates = 4 * self.width
         add = lambda name, *shape: self.add_weight(  # noqa: E731
             shape=shape, initializer=uniform, name=name, autocast=False
