@@ -12,6 +12,7 @@ from mlperf_tpu.benchmarks.resnet50.model import ResNet50
 from mlperf_tpu.data import digits
 from mlperf_tpu.data.batches import Dataset
 from mlperf_tpu.nn import partitioning
+from mlperf_tpu.nn.images import normalized
 from mlperf_tpu.nn.losses import smoothed_cross_entropy
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
 from mlperf_tpu.optim.training_step import TrainingStep
@@ -164,12 +165,7 @@ class Program:
 
     def _normalized(self, images):
         mean, stddev = _NORMALIZATION[self.spec.data.name]
-        dtype = self.model.compute_dtype
-        if images.shape[-1] != self._shape[-1]:  # folded: all channels, pixel by pixel
-            mean, stddev = mean * 4, stddev * 4
-        return (tf.cast(images, dtype) - tf.constant(mean, dtype)) / tf.constant(
-            stddev, dtype
-        )
+        return normalized(images, mean, stddev, self.model.compute_dtype)
 
 
 def _scores(logits, labels):

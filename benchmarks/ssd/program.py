@@ -17,6 +17,7 @@ from mlperf_tpu.detection.boxes import decode
 from mlperf_tpu.detection.coco import PADDED, mean_average_precision
 from mlperf_tpu.detection.nms import detections
 from mlperf_tpu.nn import partitioning
+from mlperf_tpu.nn.images import normalized
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
 from mlperf_tpu.optim.training_step import TrainingStep
 from mlperf_tpu.spec import Spec
@@ -191,14 +192,9 @@ class Program:
         return partitioning.split_where_it_reaches(value, ROWS)
 
     def _normalized(self, images):
-        mean, stddev = NORMALIZATION[self.spec.data.name]
-        dtype = self.model.compute_dtype
         if self.spec.model.space_to_depth and images.shape[-1] == 3:
             # Before the rows are split: where the partitions do not divide the folded
             # rows, XLA splits these by fewer, and sums the stem's gradient too often.
             images = tf.nn.space_to_depth(images, 2)
-        if images.shape[-1] != 3:  # folded: all channels, pixel by pixel
-            mean, stddev = mean * 4, stddev * 4
-        return (tf.cast(images, dtype) - tf.constant(mean, dtype)) / tf.constant(
-            stddev, dtype
-        )
+        mean, stddev = NORMALIZATION[self.spec.data.name]
+        return normalized(images, mean, stddev, self.model.compute_dtype)
