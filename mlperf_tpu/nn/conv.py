@@ -112,8 +112,10 @@ def _one_core() -> bool:
     return collectives.place().n_partitions == 1
 
 
-# From this many input channels a product a kernel position beats oneDNN's gradient.
-_WIDE = 128
+def _is_wide(kernel) -> bool:
+    """Whether a product a kernel position beats oneDNN's own gradient."""
+    narrow, wide = sorted(kernel.shape[2:])
+    return (narrow >= 64 and wide >= 128) or kernel.shape[2] >= 128
 
 
 def _conv(x, kernel, strides, padding, pad):
@@ -123,7 +125,7 @@ def _conv(x, kernel, strides, padding, pad):
     each position of the kernel: oneDNN's own takes 1.5 to 8 times as long where the
     image is small (bf16, 64 images of 8x8x256 to 2x2x512), and never much less.
     """
-    if _by_xla() or kernel.shape[2] < _WIDE:
+    if _by_xla() or not _is_wide(kernel):
         return tf.nn.conv2d(x, kernel, strides, padding)
 
     @tf.custom_gradient
