@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,9 @@ from mlperf_tpu.topology import Topology
 # Above this an all-reduce splits the sum between its members: below it the second
 # meeting costs more than the additions.
 _SHARE_BYTES = 1 << 20
+
+# Values of fewer bytes are exchanged together.
+_SMALL_BYTES = 1 << 20
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
@@ -226,20 +230,57 @@ class _VirtualPlace:
         return outs
 
     def all_reduce(self, values, groups):
-        return self._call(
-            self.exchange.all_reduce, groups, values, [v.shape for v in values]
+        return self._together(
+            self.exchange.all_reduce, groups, values, [v.shape for v in values], ()
         )
 
     def reduce_scatter(self, values, groups):
-        return self._call(
-            self.exchange.reduce_scatter, groups, values, [v.shape[1:] for v in values]
+        size = len(groups[0])
+        return self._together(
+            self.exchange.reduce_scatter,
+            groups,
+            values,
+            [v.shape[1:] for v in values],
+            (size,),
         )
 
     def all_gather(self, values, groups):
         size = len(groups[0])
-        return self._call(
-            self.exchange.all_gather, groups, values, [[size, *v.shape] for v in values]
+        return self._together(
+            self.exchange.all_gather,
+            groups,
+            values,
+            [[size, *v.shape] for v in values],
+            (),
+            (size,),
         )
+
+    def _together(self, method, groups, values, shapes, lead, lead_out=()):
+        """`_call` of values of which the small ones of a dtype go as one array, laid
+        end to end behind their leading dimensions, `lead`, and `lead_out` of what
+        comes back.
+
+        Each of NumPy's calls gives up the interpreter for its length: the devices'
+        threads would wait for it longer, at each value, than they add.
+        """
+        alone, joined = [], {}
+        for k, value in enumerate(values):
+            if value.shape.num_elements() * value.dtype.size < _SMALL_BYTES:
+                joined.setdefault(value.dtype, []).append(k)
+            else:
+                alone.append(k)
+        sent, back = [values[k] for k in alone], [shapes[k] for k in alone]
+        for numbers in joined.values():
+            flat = [tf.reshape(values[k], [*lead, -1]) for k in numbers]
+            sent.append(tf.concat(flat, -1))
+            back.append([*lead_out, sent[-1].shape[-1]])
+        found = self._call(method, groups, sent, back)
+        outs = dict(zip(alone, found, strict=False))
+        for numbers, whole in zip(joined.values(), found[len(alone) :], strict=True):
+            sizes = [math.prod(shapes[k]) // math.prod(lead_out) for k in numbers]
+            for k, part in zip(numbers, tf.split(whole, sizes, -1), strict=True):
+                outs[k] = tf.reshape(part, shapes[k])
+        return [outs[k] for k in range(len(values))]
 
     def permute(self, values, pairs):
         return self._call(
