@@ -114,8 +114,8 @@ def _one_core() -> bool:
 
 def _is_wide(kernel) -> bool:
     """Whether a product a kernel position beats oneDNN's own gradient."""
-    narrow, wide = sorted(kernel.shape[2:])
-    return (narrow >= 64 and wide >= 128) or kernel.shape[2] >= 128
+    channels, filters = kernel.shape[2:]
+    return channels >= 128 or (channels >= 64 and filters >= 128)
 
 
 def _conv(x, kernel, strides, padding, pad):
