@@ -16,7 +16,7 @@ from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.attention_lstm import AttentionLSTM
 from mlperf_tpu.nn.beam_search import beam_search, over_beam
 from mlperf_tpu.nn.embedding import embed
-from mlperf_tpu.nn.lstm import LSTM
+from mlperf_tpu.nn.lstm import LSTM, add_uniform
 from mlperf_tpu.nn.random import Draws, dropout
 from mlperf_tpu.nn.softmax_loss import softmax_loss
 
@@ -36,13 +36,7 @@ class Embedding(keras.layers.Layer):
         self.init_range = init_range
 
     def build(self, shape=None):
-        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
-        self.table = self.add_weight(
-            shape=self.shape,
-            initializer=uniform,
-            name="table",
-            autocast=False,
-        )
+        self.table = add_uniform(self, "table", *self.shape)
 
     def call(self, ids):
         table = tf.convert_to_tensor(self.table)
@@ -58,13 +52,7 @@ class Projection(keras.layers.Layer):
         self.init_range = init_range
 
     def build(self, shape=None):
-        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
-        self.kernel = self.add_weight(
-            shape=self.shape,
-            initializer=uniform,
-            name="kernel",
-            autocast=False,
-        )
+        self.kernel = add_uniform(self, "kernel", *self.shape)
 
     def call(self, h, labels, real, n_steps, *, smoothing):
         kernel = tf.convert_to_tensor(self.kernel)

@@ -13,6 +13,8 @@ that of the keys and of v, which the loop adds up: nothing of the size
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import tensorflow as tf
 
@@ -20,6 +22,7 @@ from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.gradients import gradient_scope
 from mlperf_tpu.nn.lstm import (
     STEPS,
+    add_uniform,
     array,
     cell,
     cell_gradient,
@@ -240,13 +243,7 @@ class AttentionLSTM(keras.layers.Layer):
 
     def build(self, shape):
         width, gates = self.width, 4 * self.width
-        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
-
-        def add(name, *shape, initializer=uniform):
-            return self.add_weight(
-                shape=shape, initializer=initializer, name=name, autocast=False
-            )
-
+        add = functools.partial(add_uniform, self)
         self.kernel = add("kernel", shape[-1], gates)
         self.recurrent = add("recurrent", width, gates)
         self.attention = add("attention", width, gates)
@@ -255,8 +252,9 @@ class AttentionLSTM(keras.layers.Layer):
         self.keys = add("keys", width, width)
         self.score = add("score", width)
         # g starts at 1 / sqrt(width), b at zero, as in TensorFlow's BahdanauAttention.
-        self.scale = add("scale", initializer=keras.initializers.Constant(width**-0.5))
-        self.offset = add("offset", width, initializer="zeros")
+        start = keras.initializers.Constant(width**-0.5)
+        self.scale = self.add_weight((), start, name="scale", autocast=False)
+        self.offset = self.add_weight((width,), "zeros", name="offset", autocast=False)
 
     @property
     def weights_now(self):

@@ -229,6 +229,13 @@ def weight_gradients(dz, *inputs):
     return *kernels, tf.reduce_sum(tf.cast(flat, tf.float32), 0)
 
 
+def add_uniform(layer, name: str, *shape: int):
+    """A float32 weight that starts uniform in +- the layer's `init_range`, by a draw of
+    its own: an initializer gives equal values to all weights of a shape."""
+    uniform = keras.initializers.RandomUniform(-layer.init_range, layer.init_range)
+    return layer.add_weight(shape=shape, initializer=uniform, name=name, autocast=False)
+
+
 class LSTM(keras.layers.Layer):
     """One layer: [time, batch, in] to [time, batch, width].
 
@@ -253,14 +260,10 @@ class LSTM(keras.layers.Layer):
         self._run = hoisted_lstm if hoisted else plain_lstm
 
     def build(self, shape):
-        uniform = keras.initializers.RandomUniform(-self.init_range, self.init_range)
         gates = 4 * self.width
-        add = lambda name, *shape: self.add_weight(  # noqa: E731
-            shape=shape, initializer=uniform, name=name, autocast=False
-        )
-        self.kernel = add("kernel", shape[-1], gates)
-        self.recurrent = add("recurrent", self.width, gates)
-        self.bias = add("bias", gates)
+        self.kernel = add_uniform(self, "kernel", shape[-1], gates)
+        self.recurrent = add_uniform(self, "recurrent", self.width, gates)
+        self.bias = add_uniform(self, "bias", gates)
 
     @property
     def weights_now(self):

@@ -215,3 +215,14 @@ def test_a_product_in_blocks_is_the_whole_product_up_to_the_last_block(monkeypat
     )
     np.testing.assert_allclose(out[:6], (x @ kernel)[:6] + 1, atol=CLOSE)
     assert not np.any(out[6:])  # the fourth block is none of the five steps'
+
+
+def test_no_two_weights_of_a_layer_start_equal():
+    layer = attention.AttentionLSTM(WIDTH, 0.1, True)
+    layer.build((None, None, WIDTH))
+    weights = map(tf.convert_to_tensor, layer.weights)
+    made = [w.numpy() for w in weights if w.shape.rank == 2]
+    assert len(made) == 5
+    for k, one in enumerate(made):
+        for other in made[k + 1 :]:
+            assert one.shape != other.shape or (one != other).any()
