@@ -25,9 +25,9 @@ from mlperf_tpu.nn.lstm import (
     add_uniform,
     array,
     cell,
-    cell_gradient,
-    derivatives_of_step,
+    gate_gradients,
     kept,
+    kept_gates,
     loop,
     weight_gradients,
 )
@@ -42,7 +42,7 @@ def scores_of(keys, query, v):
     [width], normalised.
     """
     tanh = tf.tanh(tf.cast(keys, tf.float32) + query[:, None])
-    return tf.linalg.matvec(tanh, v), tanh
+    return blocks.row_product(v[None], tanh, transposed=True), tanh
 
 
 def weights_of(scores, real):
@@ -52,8 +52,7 @@ def weights_of(scores, real):
 
 def context_of(weights, memory):
     """[batch, width] in the memory's dtype, which is [batch, source, width]."""
-    weights = tf.cast(weights, memory.dtype)[:, None]
-    return tf.matmul(weights, memory)[:, 0]
+    return blocks.row_product(tf.cast(weights, memory.dtype), memory)
 
 
 def plain_attention_lstm(x, memory, real, n_steps, weights):
@@ -68,7 +67,8 @@ def plain_attention_lstm(x, memory, real, n_steps, weights):
 
     def body(t, h, c, context, states, contexts):
         z = tf.matmul(tf.concat([inputs.read(t), h, context], 1), whole)
-        h, c = cell(tf.cast(z + tf.cast(bias, dtype), tf.float32), c)
+        z = tf.cast(z + tf.cast(bias, dtype), tf.float32)
+        h, c = cell(tf.split(z, 4, 1), c)
         h = tf.cast(h, dtype)
         q = tf.cast(tf.matmul(h, tf.cast(query, dtype)), tf.float32) + b
         now = weights_of(scores_of(projected, q, v)[0], real)
@@ -116,8 +116,8 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
 
         def body(t, h, c, context, states, cells, gates, contexts, places):
             z = tf.cast(tf.matmul(tf.concat([h, context], 1), u), tf.float32)
-            z += tf.cast(gates.read(t), tf.float32)
-            h, c = cell(z, c)
+            gates, now = kept_gates(gates, t, z)
+            h, c = cell(now, c)
             h = tf.cast(h, dtype)
             q = tf.cast(tf.matmul(h, wq), tf.float32) + b
             place = weights_of(scores_of(all_keys, q, v)[0], real)
@@ -128,7 +128,7 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                 context,
                 states.write(t + 1, h),
                 cells.write(t + 1, c),
-                gates.write(t, tf.cast(z, keep)),
+                gates,
                 contexts.write(t + 1, context),
                 places.write(t, tf.cast(place, dtype)),
             )
@@ -150,16 +150,17 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
 
         def gradient(dh_all, dcontext_all):
             with scope():
-                of_step = derivatives_of_step(gates, cells, 0, 1, steps)
+                of_gates = gate_gradients(gates, cells, 0, 1)
                 given_h = array(steps, [batch, width], dtype, dh_all)
                 given_context = array(steps, [batch, width], dtype, dcontext_all)
 
-                def body(s, dh, dc, dcontext, dkeys, dv, dz, dq, dcontexts):
+                def body(s, dh, dc, dcontext, dkeys, dv, dq, dcontexts, *held):
                     t = n_steps - 1 - s
                     dcontext += tf.cast(given_context.read(t), tf.float32)
                     narrow = tf.cast(dcontext, dtype)
                     place = tf.cast(places.read(t), tf.float32)
-                    dplace = tf.cast(tf.linalg.matvec(memory, narrow), tf.float32)
+                    dplace = blocks.row_product(narrow, memory, transposed=True)
+                    dplace = tf.cast(dplace, tf.float32)
                     mean = tf.reduce_sum(place * dplace, 1, keepdims=True)
                     dscore = place * (dplace - mean)
                     h = states.read(t + 1)
@@ -173,9 +174,8 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                     dh += tf.cast(given_h.read(t), tf.float32) + tf.cast(
                         tf.matmul(dquery, wq, transpose_b=True), tf.float32
                     )
-                    now, dc = cell_gradient(*of_step(t), dh, dc)
-                    now = blocks.computed_once(tf.cast(now, dtype))
-                    both = tf.matmul(now, u, transpose_b=True)
+                    now, dc, *held = of_gates.step(t, dh, dc, *held)
+                    both = tf.matmul(tf.cast(now, dtype), u, transpose_b=True)
                     dh, dbefore = tf.split(tf.cast(both, tf.float32), 2, 1)
                     return (
                         dh,
@@ -183,9 +183,9 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                         dbefore,
                         dkeys,
                         dv,
-                        dz.write(t, now),
                         dq.write(t, dquery),
                         dcontexts.write(t, narrow),
+                        *held,
                     )
 
                 zero = tf.zeros([batch, width])
@@ -195,18 +195,21 @@ def hoisted_attention_lstm(x, memory, real, n_steps, weights):
                     zero,
                     tf.zeros(tf.shape(all_keys)),
                     zero,
-                    array(steps, [batch, 4 * width], dtype),
                     array(steps, [batch, width], dtype),
                     array(steps, [batch, width], dtype),
+                    *of_gates.start,
                 )
                 done = loop(n_steps, body, start, f"target_{STEPS}")
                 dkeys, dv = done[3], tf.reduce_sum(done[4], 0)
-                dz, dq, dcontext = (values.stack() for values in done[5:])
-                dx = blocks.product(dz, tf.transpose(w), n_steps, "target")
-                dkernel, drecurrent, dattention, dbias = weight_gradients(
+                dq, dcontext = (values.stack() for values in done[5:7])
+                dz, dbias = of_gates.whole(*done[7:])
+                dz = tf.cast(dz, dtype)
+                dx = blocks.product(dz, w, n_steps, "target", transposed=True)
+                dkernel, drecurrent, dattention = weight_gradients(
                     dz, x, h_all[:-1], context_all[:-1]
                 )
-                dquery, db = weight_gradients(dq, h_all[1:])
+                [dquery] = weight_gradients(dq, h_all[1:])
+                db = tf.reduce_sum(tf.cast(dq, tf.float32), [0, 1])
                 # Through the values, and through the keys.
                 dmemory = tf.einsum("tbs,tbu->bsu", places.stack(), dcontext)
                 dkeys = tf.cast(dkeys, dtype)
@@ -286,7 +289,7 @@ class AttentionLSTM(keras.layers.Layer):
         z = tf.einsum("bki,io->bko", tf.concat([x, h, context], 2), whole)
         rows = [batch * beam, -1]
         z = tf.cast(tf.reshape(z + tf.cast(bias, x.dtype), rows), tf.float32)
-        h, c = cell(z, tf.reshape(c, rows))
+        h, c = cell(tf.split(z, 4, 1), tf.reshape(c, rows))
         h = tf.reshape(tf.cast(h, x.dtype), [batch, beam, self.width])
         c = tf.reshape(c, [batch, beam, self.width])
         q = tf.einsum("bku,uv->bkv", h, tf.cast(query, x.dtype))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from mlperf_tpu.nn import blocks
 from mlperf_tpu.nn.gradients import gradient_scope
@@ -28,59 +29,120 @@ STEPS = "steps"  # loops of so many iterations as there are steps end their name
 SHUT = -1e9
 
 
-def activated(z):
-    """The sigmoid gates [..., 3 width] and the candidate of z [..., 4 width]."""
-    width = z.shape[-1] // 4
-    gates, candidate = tf.split(z, [3 * width, width], -1)
-    return tf.sigmoid(gates), tf.tanh(candidate)
+def activated(gates):
+    """Three sigmoid gates and the candidate of four [..., width]."""
+    i, f, o, candidate = gates
+    return tf.sigmoid(i), tf.sigmoid(f), tf.sigmoid(o), tf.tanh(candidate)
 
 
-def cell(z, c):
-    """(new h, new c) from the gates before their non-linearity: z [batch, 4 width], c
-    [batch, width], float32."""
-    gates, candidate = activated(z)
-    i, f, o = tf.split(gates, 3, 1)
+def cell(gates, c):
+    """(new h, new c) from the four gates before their non-linearity and c, all float32
+    [batch, width]."""
+    i, f, o, candidate = activated(gates)
     c = f * c + i * candidate
     return o * tf.tanh(c), c
 
 
-def derivatives(z, c_before, c):
-    """What the states alone decide of a step's gradient, float32: the gates'
-    derivatives [..., 4 width], the cell's by h, and the forget gate [..., width]."""
-    gates, candidate = activated(tf.cast(z, tf.float32))
-    i, f, o = tf.split(gates, 3, -1)
+def derivatives(gates, c_before, c):
+    """What the states alone decide of a step's gradient, float32 [..., width]: the four
+    gates' derivatives, the cell's by h, and the forget gate."""
+    i, f, o, candidate = activated(gates)
     tanh = tf.tanh(c)
-    by_gate = [
+    by_gate = (
         candidate * i * (1.0 - i),
         c_before * f * (1.0 - f),
         tanh * o * (1.0 - o),
         i * (1.0 - candidate * candidate),
-    ]
-    return tf.concat(by_gate, -1), o * (1.0 - tanh * tanh), f
+    )
+    return by_gate, o * (1.0 - tanh * tanh), f
 
 
-def derivatives_of_step(z, cells, before: int, after: int, steps):
-    """A function of the step: its `derivatives`, from tensor arrays of all steps.
+def kept_gates(gates, t, z):
+    """The array `gates`, z (float32 [batch, 4 width]) added to what came in at step t,
+    and the four gates of that step.
 
-    XLA makes one op of them where the loop reads its step; a CPU, to which each op
-    costs its start, computes those of all steps before the loop.
+    XLA reads each gate from the array, where it is used: so z is written once.
     """
+    z += tf.cast(gates.read(t), tf.float32)
+    gates = gates.write(t, tf.cast(z, gates.dtype))
     if blocks.static_shapes():
-        return lambda t: derivatives(
-            z.read(t), cells.read(t + before), cells.read(t + after)
-        )
-    c = _around(cells.stack(), before, after)
-    arrays = [
-        array(steps, v.shape[1:], tf.float32, v) for v in derivatives(z.stack(), *c)
-    ]
-    return lambda t: [values.read(t) for values in arrays]
+        return gates, _gates_at(gates.stack(), t)
+    return gates, tf.split(z, 4, 1)
 
 
-def cell_gradient(by_gate, by_h, f, dh, dc):
-    """(gradient of z [batch, 4 width], of the cell before) from those of h and c,
-    float32 [batch, width] each, and a step's `derivatives`."""
-    dc += dh * by_h
-    return tf.concat([dc, dc, dh, dc], 1) * by_gate, dc * f
+def _gates_at(values, t):
+    """The four gates, float32 [batch, width], of values [steps, batch, 4 width]."""
+    _, batch, wide = values.shape
+    sizes = [1, batch, wide // 4]
+    parts = [tf.slice(values, [t, 0, k * sizes[2]], sizes)[0] for k in range(4)]
+    return [tf.cast(part, tf.float32) for part in parts]
+
+
+class _OverGates:
+    """The gates' gradients, each written over its gate: the array needs no filling, and
+    no gate is laid beside another but in it.
+
+    `start` is a loop's state; `step` takes and returns it.
+    """
+
+    def __init__(self, gates, cells, before: int, after: int):
+        self.cells, self.before, self.after = cells, before, after
+        values = gates.stack()
+        _, batch, wide = values.shape
+        # Of the bias by row: XLA adds these up where it has the gradients.
+        self.start = (values, *[tf.zeros([batch, wide // 4])] * 4)
+
+    def step(self, t, dh, dc, values, *db):
+        """(gradient of z, [batch, 4 width], of the cell before, *state) from those of
+        h and c, float32 [batch, width] each."""
+        states = (self.cells.read(t + place) for place in (self.before, self.after))
+        by_gate, by_h, f = derivatives(_gates_at(values, t), *states)
+        dc += dh * by_h
+        dz = [by * d for by, d in zip(by_gate, (dc, dc, dh, dc), strict=True)]
+        db = [rows + each for rows, each in zip(db, dz, strict=True)]
+        dz = blocks.computed_once([tf.cast(each, values.dtype) for each in dz])
+        for k, each in enumerate(dz):
+            at = tf.stack([t, 0, k * each.shape[1]])
+            values = gen_xla_ops.xla_dynamic_update_slice(values, each[None], at)
+        now = tf.slice(values, [t, 0, 0], [1, *values.shape[1:]])[0]
+        return now, dc * f, values, *db
+
+    def whole(self, values, *db):
+        """Gradients of all steps' z, zeros where no step was, and of the bias."""
+        return values, tf.concat([tf.reduce_sum(rows, 0) for rows in db], 0)
+
+
+class _BesideGates:
+    """The same for a CPU, to which each op costs its start: `derivatives` of all steps
+    before the loop, and the gradients in an array of their own."""
+
+    def __init__(self, gates, cells, before: int, after: int):
+        z = gates.stack()
+        steps = tf.shape(z)[0]
+        c = _around(cells.stack(), before, after)
+        by_gate, *others = derivatives(tf.split(z, 4, -1), *c)
+        self.arrays = [
+            array(steps, v.shape[1:], tf.float32, v)
+            for v in (tf.concat(by_gate, -1), *others)
+        ]
+        self.start = (array(steps, z.shape[1:], z.dtype),)
+
+    def step(self, t, dh, dc, dz):
+        by_gate, by_h, f = (values.read(t) for values in self.arrays)
+        dc += dh * by_h
+        now = tf.concat([dc, dc, dh, dc], 1) * by_gate
+        return now, dc * f, dz.write(t, now)
+
+    def whole(self, dz):
+        dz = dz.stack()
+        return dz, tf.reduce_sum(dz, [0, 1])
+
+
+def gate_gradients(gates, cells, before: int, after: int):
+    """What the loop backwards computes of the arrays that the loop forwards has left;
+    the cells before and after step t stand at t + before and t + after."""
+    kind = _OverGates if blocks.static_shapes() else _BesideGates
+    return kind(gates, cells, before, after)
 
 
 def kept(dtype):
@@ -120,7 +182,7 @@ def plain_lstm(x, kernel, recurrent, bias, n_steps, mask=None, reverse=False, si
     def body(s, h, c, out):
         t = n_steps - 1 - s if reverse else s
         z = tf.matmul(tf.concat([inputs.read(t), h], 1), whole) + bias
-        h, c = cell(tf.cast(z, tf.float32), c)
+        h, c = cell(tf.split(tf.cast(z, tf.float32), 4, 1), c)
         if masks is not None:
             h, c = h * masks.read(t), c * masks.read(t)
         h = tf.cast(h, dtype)
@@ -152,7 +214,8 @@ def hoisted_lstm(
         w, u = tf.cast(kernel, dtype), tf.cast(recurrent, dtype)
         projected = blocks.product(x, w, n_steps, side, tf.cast(bias, dtype))
         if mask is not None:
-            projected = tf.where(mask > 0, projected, tf.cast(SHUT, dtype))
+            shut = blocks.until(n_steps, tf.fill([steps, 1, 1], tf.cast(SHUT, dtype)))
+            projected = tf.where(mask > 0, projected, shut)
         keep = kept(dtype)
         # What comes in at a step, and after it the gates before their non-linearity.
         gates = array(steps, [batch, 4 * width], keep, tf.cast(projected, keep))
@@ -162,16 +225,11 @@ def hoisted_lstm(
         def body(s, h, c, states, cells, gates):
             t = n_steps - 1 - s if reverse else s
             z = tf.cast(tf.matmul(h, u), tf.float32)
-            z += tf.cast(gates.read(t), tf.float32)
-            h, c = cell(z, c)
+            gates, now = kept_gates(gates, t, z)
+            h, c = cell(now, c)
             h = tf.cast(h, dtype)
-            return (
-                h,
-                c,
-                states.write(t + after, h),
-                cells.write(t + after, c),
-                gates.write(t, tf.cast(z, keep)),
-            )
+            states = states.write(t + after, h)
+            return h, c, states, cells.write(t + after, c), gates
 
         start = (
             tf.zeros([batch, width], dtype),
@@ -185,23 +243,24 @@ def hoisted_lstm(
 
         def gradient(dh_all):
             with scope():
-                of_step = derivatives_of_step(gates, cells, before, after, steps)
+                of_gates = gate_gradients(gates, cells, before, after)
                 given = array(steps, [batch, width], keep, tf.cast(dh_all, keep))
 
-                def body(s, dh, dc, dz):
+                def body(s, dh, dc, *held):
                     t = s if reverse else n_steps - 1 - s
                     dh += tf.cast(given.read(t), tf.float32)
-                    now, dc = cell_gradient(*of_step(t), dh, dc)
-                    now = blocks.computed_once(tf.cast(now, dtype))
-                    dh = tf.matmul(now, u, transpose_b=True)
-                    return tf.cast(dh, tf.float32), dc, dz.write(t, now)
+                    now, dc, *held = of_gates.step(t, dh, dc, *held)
+                    dh = tf.matmul(tf.cast(now, dtype), u, transpose_b=True)
+                    return tf.cast(dh, tf.float32), dc, *held
 
                 zero = tf.zeros([batch, width])
-                start = (zero, zero, array(steps, [batch, 4 * width], dtype))
-                dz = loop(n_steps, body, start, f"{side}_{STEPS}")[2].stack()
-                dx = blocks.product(dz, tf.transpose(w), n_steps, side)
+                start = (zero, zero, *of_gates.start)
+                done = loop(n_steps, body, start, f"{side}_{STEPS}")
+                dz, dbias = of_gates.whole(*done[2:])
+                dz = tf.cast(dz, dtype)
+                dx = blocks.product(dz, w, n_steps, side, transposed=True)
                 h_before, _ = _around(h_all, before, after)
-                return dx, *weight_gradients(dz, x, h_before)
+                return dx, *weight_gradients(dz, x, h_before), dbias
 
         return h_all[:-1] if reverse else h_all[1:], gradient
 
@@ -215,18 +274,16 @@ def _around(values, before: int, after: int):
 
 
 def weight_gradients(dz, *inputs):
-    """float32 gradients of each input's kernel and of the bias: one product each over
-    all steps. dz [time, batch, out], zeros where no step was; an input
-    [time, batch, in]."""
+    """float32 gradients of each input's kernel: one product each over all steps. dz
+    [time, batch, out], zeros where no step was; an input [time, batch, in]."""
     flat = tf.reshape(dz, [-1, dz.shape[-1]])
-    kernels = [
+    return [
         tf.cast(
             tf.matmul(tf.reshape(x, [-1, x.shape[-1]]), flat, transpose_a=True),
             tf.float32,
         )
         for x in inputs
     ]
-    return *kernels, tf.reduce_sum(tf.cast(flat, tf.float32), 0)
 
 
 def add_uniform(layer, name: str, *shape: int):
@@ -278,5 +335,5 @@ class LSTM(keras.layers.Layer):
         """One step for decoding: x [rows, in], h and c [rows, width]; (h, c)."""
         kernel, recurrent, bias = (tf.cast(v, x.dtype) for v in self.weights_now)
         z = tf.matmul(x, kernel) + tf.matmul(h, recurrent) + bias
-        h, c = cell(tf.cast(z, tf.float32), c)
+        h, c = cell(tf.split(tf.cast(z, tf.float32), 4, 1), c)
         return tf.cast(h, x.dtype), c

@@ -10,13 +10,15 @@ REAL = (np.arange(TIME)[:, None] < LENGTHS)[:, :, None].astype(np.float32)
 CLOSE = 1e-5
 
 
-tf = attention = blocks = lstm = softmax_loss = None
+tf = attention = blocks = collectives = lstm = softmax_loss = XlaPlace = None
 
 
 @pytest.fixture(scope="module", autouse=True)
 def modules(tensorflow):
     """What is tested, imported once TensorFlow has its devices."""
-    global tf, attention, blocks, lstm, softmax_loss
+    global tf, attention, blocks, collectives, lstm, softmax_loss, XlaPlace
+    from mlperf_tpu import collectives
+    from mlperf_tpu.collectives.xla import XlaPlace
     from mlperf_tpu.nn import attention_lstm, blocks, lstm
     from mlperf_tpu.nn.softmax_loss import softmax_loss
 
@@ -27,11 +29,17 @@ def normal(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def results_and_gradients(function, arguments):
-    """What `function` returns, of the real steps alone, and all gradients of a sum."""
+def results_and_gradients(function, arguments, compiled=False):
+    """What `function` returns, of the real steps alone, and all gradients of a sum;
+    `compiled` as a place is that computes with XLA."""
+    place = XlaPlace(1) if compiled else collectives.place()
 
-    @tf.function(autograph=False)
+    @tf.function(autograph=False, jit_compile=compiled)
     def run(*arguments):
+        with collectives.running_on(place):
+            return traced(*arguments)
+
+    def traced(*arguments):
         with tf.GradientTape() as tape:
             tape.watch(arguments)
             results = tf.nest.flatten(function(*arguments))
@@ -59,15 +67,16 @@ def weights():
     ]
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["cpu", "xla"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-def test_hoisted_lstm_computes_what_the_plain_one_does(weights, reverse):
+def test_hoisted_lstm_computes_what_the_plain_one_does(weights, reverse, compiled):
     x, mask = normal(0, TIME, BATCH, INPUT), tf.constant(REAL) if reverse else None
 
     def way(function):
         return lambda *a: function(*a, tf.constant(6), mask, reverse, "source")
 
     assert_close(
-        results_and_gradients(way(lstm.hoisted_lstm), [x, *weights]),
+        results_and_gradients(way(lstm.hoisted_lstm), [x, *weights], compiled),
         results_and_gradients(way(lstm.plain_lstm), [x, *weights]),
     )
 
@@ -112,7 +121,8 @@ def test_the_loop_ends_after_the_longest_sequence(weights):
     assert ran == [0, 1, 2]
 
 
-def test_hoisted_attention_lstm_computes_what_the_plain_one_does(weights):
+@pytest.mark.parametrize("compiled", [False, True], ids=["cpu", "xla"])
+def test_hoisted_attention_lstm_computes_what_the_plain_one_does(weights, compiled):
     kernel, recurrent, bias = weights
     arguments = [
         normal(0, TIME, BATCH, INPUT),
@@ -132,7 +142,9 @@ def test_hoisted_attention_lstm_computes_what_the_plain_one_does(weights):
         return lambda x, memory, *w: function(x, memory, real, tf.constant(6), w)
 
     assert_close(
-        results_and_gradients(way(attention.hoisted_attention_lstm), arguments),
+        results_and_gradients(
+            way(attention.hoisted_attention_lstm), arguments, compiled
+        ),
         results_and_gradients(way(attention.plain_attention_lstm), arguments),
     )
 
@@ -206,15 +218,16 @@ def sums_of(h, kernel, labels, real):
     )
 
 
-def test_a_product_in_blocks_is_the_whole_product_up_to_the_last_block(monkeypatch):
+def test_a_product_in_blocks_is_the_whole_product_up_to_the_last_step(monkeypatch):
     monkeypatch.setattr(blocks, "static_shapes", lambda: True)
     monkeypatch.setattr(blocks, "steps_a_block", lambda steps, batch: 2)
     x, kernel = normal(0, 8, BATCH, INPUT), normal(1, INPUT, WIDTH)
     out = blocks.product(
         tf.constant(x), tf.constant(kernel), tf.constant(5), "source", tf.ones([WIDTH])
     )
-    np.testing.assert_allclose(out[:6], (x @ kernel)[:6] + 1, atol=CLOSE)
-    assert not np.any(out[6:])  # the fourth block is none of the five steps'
+    np.testing.assert_allclose(out[:5], (x @ kernel)[:5] + 1, atol=CLOSE)
+    # The third block is half a step too long, the fourth is none of the five steps'.
+    assert not np.any(out[5:])
 
 
 def test_no_two_weights_of_a_layer_start_equal():
