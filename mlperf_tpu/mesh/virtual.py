@@ -410,7 +410,16 @@ class VirtualMesh:
         concrete = tf.function(traced, autograph=False).get_concrete_function(
             tf.TensorSpec([], tf.int32), *specs
         )
-        return lambda replica, *args: concrete(tf.constant(replica), *args)
+        # Called flat: TensorFlow's check of each tensor of a state against the traced
+        # one takes a tenth of the step of SSD's proxy.
+        call, structure = concrete.inference_fn.call_flat, concrete.structured_outputs
+
+        def run(replica, *arguments):
+            flat = tf.nest.flatten(arguments)
+            found = call(tf.constant(replica), *flat, *concrete.captured_inputs)
+            return tf.nest.pack_sequence_as(structure, found)
+
+        return run
 
     def _on_devices(self, work: Callable[[int], Any]) -> list[Any]:
         """Calls `work(replica)` on every device at once, each in its thread.
