@@ -61,7 +61,8 @@ def kept_gates(gates, t, z):
     """The array `gates`, z (float32 [batch, 4 width]) added to what came in at step t,
     and the four gates of that step.
 
-    XLA reads each gate from the array, where it is used: so z is written once.
+    XLA reads each gate from the array, where it is used: so z is written once, and
+    rounded to the array's dtype before its non-linearity, as the gradient will see it.
     """
     z += tf.cast(gates.read(t), tf.float32)
     gates = gates.write(t, tf.cast(z, gates.dtype))
