@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from typing import Any
 
 from mlperf_tpu.mesh import cpu_multiplies_bf16
 
-# What `train` computes in on this CPU.
+# What `train` computes in on this CPU. (The package's import also asks TensorFlow for
+# oneDNN's kernels, for Keras as for ours.)
 PRECISION = "bfloat16" if cpu_multiplies_bf16() else "float32"
 
 Rounds = dict[str, list[float]]
@@ -40,9 +40,7 @@ def options_of(contenders: Mapping[str, tuple[Any, ...]]) -> argparse.Namespace:
 
 def measure(script: str, name: str, seconds: float) -> float:
     command = [sys.executable, script, "--contender", name, "--seconds", str(seconds)]
-    # Keras gets the kernels that ours ask for (cli.train.import_tensorflow).
-    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
     return float(json.loads(done.stdout.splitlines()[-1]))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import mlperf_tpu  # noqa: F401  (TensorFlow's settings, before a test imports it)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -255,13 +255,10 @@ def _console(as_json: bool) -> Any:
 def import_tensorflow() -> None:
     """Imports TensorFlow without the lines its libraries print while they load.
 
-    Should the import fail, what was printed is shown. oneDNN's kernels are asked for:
-    left alone, TensorFlow takes them on AVX-512 only, and its own convolutions are half
-    as fast on AVX2.
+    Should the import fail, what was printed is shown.
     """
     import tempfile
 
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     sys.stderr.flush()
