@@ -21,7 +21,7 @@ _MLIR_TYPES = {
     tf.float32: "f32",
     tf.bfloat16: "bf16",
     tf.int32: "i32",
-    tf.uint8: "ui8",
+    tf.uint32: "ui32",
     tf.uint64: "ui64",
 }
 
@@ -150,18 +150,18 @@ def _call(op: str, attributes: str, value: tf.Tensor, shape: Sequence[int]):
     return _module(body, value, shape, value.dtype)
 
 
-def random_bytes(seed: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """uint8 of `shape`, uniform, from int32 [2] by XLA's own generator: a TPU's is in
+def random_words(seed: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """uint32 of `shape`, uniform, from int32 [2] by XLA's own generator: a TPU's is in
     hardware. TensorFlow's op would be lowered to Philox in integer arithmetic, 2.2 ms
     for 4 M draws on a v3 core by the compiler's estimate."""
     other_half = 0x5BD1E995  # the generator's state is of twice the seed's bits
     state = tf.stack([seed, tf.bitwise.bitwise_xor(seed, other_half)])
-    drawn = _type(shape, tf.uint8)
+    drawn = _type(shape, tf.uint32)
     body = (
         "%next, %result = stablehlo.rng_bit_generator %value, algorithm = DEFAULT : "
         f"(tensor<2xui64>) -> (tensor<2xui64>, {drawn})"
     )
-    return _module(body, tf.bitcast(state, tf.uint64), shape, tf.uint8)
+    return _module(body, tf.bitcast(state, tf.uint64), shape, tf.uint32)
 
 
 def _module(body: str, value: tf.Tensor, shape: Sequence[int], dtype: tf.DType):

@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from mlperf_tpu.nn import partitioning
-from mlperf_tpu.nn.random import Draws, dropout
+from mlperf_tpu.nn.blocks import computed_once
+from mlperf_tpu.nn.gradients import gradient_scope
+from mlperf_tpu.nn.random import Draws, kept
 
 MASKED = -1e9  # float32: what is added where nothing may attend
 
@@ -69,13 +71,17 @@ class Projection(keras.layers.Layer):
         )
 
     def call(self, x):
-        kernel = tf.convert_to_tensor(self.kernel)
-        kernel = partitioning.split_weight(kernel, 1 if self.side == "out" else 0)
         flat = tf.reshape(x, [-1, x.shape[-1]])
-        y = tf.matmul(flat, kernel)
+        y = tf.matmul(flat, self.kernel_now)
         if self.bias is not None:
             y = y + tf.convert_to_tensor(self.bias)
         return tf.reshape(y, [*x.shape[:-1], self.width])
+
+    @property
+    def kernel_now(self):
+        """The kernel as a tensor of the compute dtype."""
+        kernel = tf.cast(tf.convert_to_tensor(self.kernel), self.compute_dtype)
+        return partitioning.split_weight(kernel, 1 if self.side == "out" else 0)
 
 
 class Norm(keras.layers.LayerNormalization):
@@ -92,6 +98,76 @@ class Norm(keras.layers.LayerNormalization):
         shift = tf.cast(tf.convert_to_tensor(self.beta), tf.float32)
         y = centred * (tf.math.rsqrt(variance + self.epsilon) * scale) + shift
         return tf.cast(y, self.compute_dtype)
+
+
+def weighted_sum(query, keys, values, mask, rate: float, draws: Draws | None):
+    """values by dropout(softmax(query . keys + mask)): [batch, heads, depth, queries].
+
+    query [batch, heads, depth, queries], keys and values [batch, heads, depth, keys] of
+    one dtype; mask float32 [batch, 1, keys, queries].
+
+    Positions stand last, where a TPU has its lanes: a depth of 64 would fill half of
+    them. Of what is as large as queries x keys the exponentials alone are kept, whose
+    sign says what the dropout leaves: the gradient draws nothing and takes no softmax.
+    """
+    scope = gradient_scope()
+    keep, scale = None, 1.0
+    if draws is not None and rate:
+        shape = [*query.shape[:2], keys.shape[3], query.shape[3]]
+        keep, scale = kept(shape, rate, draws)
+
+    @tf.custom_gradient
+    def run(query, keys, values):
+        dtype = query.dtype
+        logits = tf.matmul(keys, query, transpose_a=True)
+        logits = tf.cast(logits, tf.float32) + mask
+        weights = tf.exp(logits - tf.reduce_max(logits, 2, keepdims=True))
+        total = tf.reduce_sum(weights, 2, keepdims=True)
+        if keep is not None:
+            weights = tf.where(keep, weights, -weights)
+        weights, total = computed_once([tf.cast(weights, dtype), total])
+        left = tf.nn.relu(weights)
+        found = tf.cast(tf.matmul(values, left), tf.float32) * (scale / total)
+        found = tf.cast(found, dtype)
+
+        def gradient(upstream):
+            with scope():
+                upstream = tf.cast(upstream, tf.float32)
+                # The softmax's mean of its gradients (arXiv 2205.14135, appendix B).
+                mean = tf.reduce_sum(
+                    upstream * tf.cast(found, tf.float32), 2, keepdims=True
+                )
+                upstream = tf.cast(upstream * (scale / total), dtype)
+                dvalues = tf.matmul(upstream, left, transpose_b=True)
+                dleft = tf.matmul(values, upstream, transpose_a=True)
+                dlogits = tf.cast(left, tf.float32) * tf.cast(dleft, tf.float32)
+                dlogits -= tf.cast(tf.abs(weights), tf.float32) * (mean / total)
+                dlogits = tf.cast(dlogits, dtype)
+                dquery = tf.matmul(keys, dlogits)
+                dkeys = tf.matmul(query, dlogits, transpose_b=True)
+                return dquery, dkeys, dvalues
+
+        return found, gradient
+
+    return run(query, keys, values)
+
+
+def from_columns(x, kernel):
+    """[batch, length, out] of x [batch, in, length] by kernel [in, out]."""
+    scope = gradient_scope()
+
+    @tf.custom_gradient
+    def run(x, kernel):
+        def gradient(upstream):
+            with scope():
+                # TensorFlow's gradient of an einsum has the operands in another order,
+                # which XLA takes for the order of the result.
+                dx = tf.einsum("mw,blw->bml", kernel, upstream)
+                return dx, tf.einsum("bml,blw->mw", x, upstream)
+
+        return tf.einsum("bml,mw->blw", x, kernel), gradient
+
+    return run(x, kernel)
 
 
 class Attention(keras.layers.Layer):
@@ -122,20 +198,20 @@ class Attention(keras.layers.Layer):
         return self.attend(x, keys, values, mask, draws)
 
     def memory(self, memory):
-        """(keys, values) of a memory, each [batch, heads, keys, depth]."""
-        return self._heads_first(self.key(memory)), self._heads_first(
-            self.value(memory)
-        )
+        """(keys, values) of a memory, each [batch, heads, depth, keys]."""
+        return self._by_columns(self.key, memory), self._by_columns(self.value, memory)
 
     def attend(self, x, keys, values, mask, draws: Draws | None = None):
-        query = self._heads_first(self.query(x) * self.depth**-0.5)
-        logits = tf.matmul(query, keys, transpose_b=True)
+        query = self._by_columns(self.query, x) * self.depth**-0.5
         # Keras hands a mask on in the compute dtype; its two values survive that.
-        logits = tf.cast(logits, tf.float32) + tf.cast(mask, tf.float32)
-        weights = tf.nn.softmax(logits)
-        weights = dropout(tf.cast(weights, self.compute_dtype), self.rate, draws)
-        found = tf.transpose(tf.matmul(weights, values), [0, 2, 1, 3])
-        return self.output_projection(tf.reshape(found, x.shape))
+        mask = tf.transpose(tf.cast(mask, tf.float32), [0, 1, 3, 2])
+        found = weighted_sum(query, keys, values, mask, self.rate, draws)
+        found = tf.reshape(found, [x.shape[0], -1, x.shape[1]])
+        return from_columns(found, self.output_projection.kernel_now)
+
+    def _by_columns(self, projection, x):
+        y = tf.einsum("wm,blw->bml", projection.kernel_now, x)
+        return tf.reshape(y, [x.shape[0], self.heads, self.depth, x.shape[1]])
 
     def next(self, x, keys, values, position):
         """One position more of a beam: x [batch, beam, width], the keys and values so
@@ -151,11 +227,29 @@ class Attention(keras.layers.Layer):
         found = tf.einsum("bnhk,bnkhd->bnhd", weights, values)
         return self.output_projection(tf.reshape(found, x.shape)), keys, values
 
-    def _heads_first(self, x):
-        return tf.transpose(self._by_head(x), [0, 2, 1, 3])
-
     def _by_head(self, x):
         return tf.reshape(x, [*x.shape[:-1], self.heads, self.depth])
+
+
+def relu_with_dropout(x, rate: float, draws: Draws | None):
+    """`dropout(relu(x))`; its gradient asks what came out, not for either again."""
+    if draws is None or rate == 0:
+        return tf.nn.relu(x)
+    scope = gradient_scope()
+    keep, scale = kept(x.shape, rate, draws)
+
+    @tf.custom_gradient
+    def run(x):
+        factor = tf.cast(scale, x.dtype)
+        out = tf.nn.relu(x) * tf.where(keep, factor, 0)
+
+        def gradient(upstream):
+            with scope():
+                return tf.where(out > 0, upstream * factor, 0)
+
+        return out, gradient
+
+    return run(x)
 
 
 class FeedForward(keras.layers.Layer):
@@ -173,8 +267,8 @@ class FeedForward(keras.layers.Layer):
         self.output_projection.build((None, None, self.inner))
 
     def call(self, x, draws: Draws | None = None):
-        inner = tf.nn.relu(self.filter(x))
-        return self.output_projection(dropout(inner, self.rate, draws))
+        inner = relu_with_dropout(self.filter(x), self.rate, draws)
+        return self.output_projection(inner)
 
 
 class Embedding(keras.layers.Layer):

@@ -77,7 +77,9 @@ def row_product(rows, matrices, transposed=False):
 
 
 def computed_once(values):
-    """`values`, which XLA must not compute again within each op that takes them."""
+    """The list `values`: none is computed again within the ops that take it."""
+    if not static_shapes():
+        return values
     return gen_xla_ops.xla_optimization_barrier(values)
 
 
