@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from mlperf_tpu.errors import BadInput
 
@@ -40,7 +41,7 @@ def save(folder: Path, step: int, state: dict[str, Any], meta: dict[str, Any]) -
         stale.unlink()
     path = folder / f"step_{step:08d}.npz"
     partial = path.with_suffix(".partial")
-    arrays = dict(flatten(state))
+    arrays = dict(map(_stored, flatten(state)))
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     try:
         with partial.open("wb") as file:
@@ -67,7 +68,7 @@ def newest(folder: Path) -> Checkpoint | None:
         try:
             # Opened here: np.load leaves a file that it cannot read open.
             with path.open("rb") as opened, np.load(opened) as file:
-                arrays = {name: file[name] for name in file.files}
+                arrays = dict(_restored(name, file[name]) for name in file.files)
             meta = json.loads(arrays.pop("meta").tobytes())
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             skipped.append(path)
@@ -79,6 +80,23 @@ def newest(folder: Path) -> Checkpoint | None:
             "(truncated or damaged); remove the folder to start this run again"
         )
     return None
+
+
+# NumPy's files hold none but NumPy's own dtypes: bfloat16 goes as its bits.
+_AS_BITS = ":bfloat16"
+
+
+def _stored(item: tuple[str, np.ndarray]) -> tuple[str, np.ndarray]:
+    name, array = item
+    if array.dtype != bfloat16:
+        return item
+    return name + _AS_BITS, array.view(np.uint16)
+
+
+def _restored(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    if not name.endswith(_AS_BITS):
+        return name, array
+    return name.removesuffix(_AS_BITS), array.view(bfloat16)
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from mlperf_tpu import checkpoint
 from mlperf_tpu.errors import BadInput
 
 STATE = {
     "step": np.int64(7),
-    "weights": [np.arange(3.0), np.ones((2, 2), np.float32)],
+    "weights": [np.arange(3.0), np.ones((2, 2), np.float32), np.ones(2, bfloat16)],
     "slots": {"momentum": [np.zeros(3), np.zeros((2, 2))]},
 }
 
@@ -29,6 +30,7 @@ def test_a_state_comes_back_as_it_was(tmp_path):
     ):
         assert path == same_path
         np.testing.assert_array_equal(was, now)
+        assert was.dtype == now.dtype
 
 
 def test_only_the_newest_two_are_kept(tmp_path):

@@ -215,10 +215,11 @@ def test_tf_35090_no_two_replicas_steps_or_seeds_draw_alike(tensorflow):
     assert len(set(found)) == len(found)
 
 
-def test_a_seeded_run_repeats_and_a_resumed_one_goes_on(tensorflow, make):
+@pytest.mark.parametrize("gathered", ["float32", "bfloat16"])
+def test_a_seeded_run_repeats_and_a_resumed_one_goes_on(tensorflow, make, gathered):
     from mlperf_tpu.mesh.virtual import VirtualMesh
 
-    program = make("model.dropout=0.2")
+    program = make("model.dropout=0.2", f"update.gather_dtype={gathered}")
     mesh = VirtualMesh(2)
     rows = padded(pack(PAIRS, 16), 4)
 

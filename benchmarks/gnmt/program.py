@@ -15,7 +15,7 @@ from mlperf_tpu.data.bleu import bleu
 from mlperf_tpu.errors import BadInput
 from mlperf_tpu.nn.infeed import spread
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
-from mlperf_tpu.optim.training_step import TrainingStep
+from mlperf_tpu.optim.training_step import TrainingStep, float32_weights
 from mlperf_tpu.spec import Spec
 
 
@@ -103,7 +103,7 @@ class Program:
         """The ids of this replica's translations, and the number of real lines."""
         model = self.spec.model
         ids, _ = self.model.stateless_call(
-            state["weights"],
+            float32_weights(state),
             [],
             batch,
             decode={

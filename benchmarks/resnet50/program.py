@@ -15,7 +15,7 @@ from mlperf_tpu.nn import partitioning
 from mlperf_tpu.nn.images import normalized
 from mlperf_tpu.nn.losses import smoothed_cross_entropy
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
-from mlperf_tpu.optim.training_step import TrainingStep
+from mlperf_tpu.optim.training_step import TrainingStep, float32_weights
 from mlperf_tpu.spec import Spec
 
 # Mean and standard deviation of ImageNet's channels over images in 0..255, as the
@@ -103,7 +103,7 @@ class Program:
     def evaluate(self, state, batch):
         """Sums over this replica's unpadded examples: correct, count."""
         logits, _ = self.model.stateless_call(
-            state["weights"],
+            float32_weights(state),
             state["statistics"],
             partitioning.split(self._normalized(batch["image"]), HEIGHT),
             training=False,

@@ -19,7 +19,7 @@ from mlperf_tpu.detection.nms import detections
 from mlperf_tpu.nn import partitioning
 from mlperf_tpu.nn.images import normalized
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
-from mlperf_tpu.optim.training_step import TrainingStep
+from mlperf_tpu.optim.training_step import TrainingStep, float32_weights
 from mlperf_tpu.spec import Spec
 
 
@@ -111,7 +111,7 @@ class Program:
         many of them are no padding."""
         model = self.spec.model
         levels, _ = self._levels(
-            state["weights"], state["statistics"], batch, training=False
+            float32_weights(state), state["statistics"], batch, training=False
         )
         images = levels[0][0].shape[0]
         logits, codes = (

@@ -16,7 +16,7 @@ from mlperf_tpu.data.packing import pack
 from mlperf_tpu.data.subwords import END, UNKNOWN
 from mlperf_tpu.nn.losses import smoothed_token_loss
 from mlperf_tpu.optim.build import build_schedule, build_update, parameters_of
-from mlperf_tpu.optim.training_step import TrainingStep
+from mlperf_tpu.optim.training_step import TrainingStep, float32_weights
 from mlperf_tpu.spec import Spec
 
 
@@ -98,7 +98,7 @@ class Program:
         translation of each, 0 after its end."""
         model = self.spec.model
         source = batch["source"]
-        with self._holding(state["weights"]):
+        with self._holding(float32_weights(state)):
             ids = self.model.translate(
                 source, model.extra, model.beam, model.alpha, END
             )

@@ -210,7 +210,11 @@ class Attention(keras.layers.Layer):
         return from_columns(found, self.output_projection.kernel_now)
 
     def _by_columns(self, projection, x):
-        y = tf.einsum("wm,blw->bml", projection.kernel_now, x)
+        kernel = projection.kernel_now
+        if x.shape[0] == 1:  # a product of two matrices: XLA lays the first out anew
+            y = tf.einsum("blw,wm->bml", x, kernel)
+        else:
+            y = tf.einsum("wm,blw->bml", kernel, x)
         return tf.reshape(y, [x.shape[0], self.heads, self.depth, x.shape[1]])
 
     def next(self, x, keys, values, position):

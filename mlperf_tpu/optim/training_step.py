@@ -4,7 +4,8 @@
 replica. The state is a nest of tensors:
 
     step        int64 scalar, the number of steps done
-    weights     a list, one tensor a parameter; equal on all replicas
+    weights     a list, one tensor a parameter; equal on all replicas; float32, or
+                bfloat16 where they are gathered so (optim.update)
     statistics  a list, the model's non-trainable variables; equal on all replicas
     slots       {name: list}, the optimizer's tensors: this replica's rows when sharded
     seed        int32 scalar, the run's, where the loss draws at random
@@ -50,7 +51,7 @@ class TrainingStep:
     draws: bool = False
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        weights, statistics = state["weights"], state["statistics"]
+        weights, statistics = float32_weights(state), state["statistics"]
         seeds = [step_seed(state["seed"], state["step"])] if self.draws else []
         with tf.GradientTape() as tape:
             tape.watch(weights)
@@ -82,17 +83,19 @@ class TrainingStep:
         """One replica's state as tensor specs, for lowering; `statistics` likewise."""
         update = self.update
 
-        def specs(shapes):
-            return [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-
         seed = {"seed": tf.TensorSpec([], tf.int32)} if self.draws else {}
         return {
             **seed,
             "step": tf.TensorSpec([], tf.int64),
-            "weights": specs(p.shape for p in update.parameters),
+            "weights": [
+                tf.TensorSpec(p.shape, update.held_dtype(p)) for p in update.parameters
+            ],
             "statistics": list(statistics),
             "slots": {
-                name: specs(update.slot_shape(p, n_replicas) for p in update.parameters)
+                name: [
+                    tf.TensorSpec(update.slot_shape(p, n_replicas), tf.float32)
+                    for p in update.parameters
+                ]
                 for name in update.slot_names
             },
         }
@@ -118,10 +121,18 @@ class TrainingStep:
         return {
             **drawn,
             "step": tf.constant(0, tf.int64),
-            "weights": list(weights),
+            "weights": [
+                tf.cast(w, self.update.held_dtype(p))
+                for w, p in zip(weights, self.update.parameters, strict=True)
+            ],
             "statistics": list(statistics),
             "slots": self.update.initial_slots(weights, n_replicas),
         }
+
+
+def float32_weights(state: State) -> list[tf.Tensor]:
+    """The weights to compute with: gradients by them are float32 too."""
+    return [tf.cast(weight, tf.float32) for weight in state["weights"]]
 
 
 def step_seed(seed, step):

@@ -34,7 +34,7 @@ class WeightUpdate:
     gradient_dtype: bfloat16 halves the sum's traffic; the update is float32.
     fuse_bytes: gradients summed together, at most so many bytes a collective.
     gather_dtype: what kernels are gathered in; with bfloat16 each replica keeps the
-        float32 master of its own rows (slot "master"), and replicas hold bf16 values.
+        float32 master of its own rows (slot "master"), and all hold bf16 kernels.
     algorithm: how gradients are summed and weights gathered (optim.gradient_sum).
     pack_gather: a replica's rows of all weights are gathered as one array; torus2d
         chooses by itself what goes together.
@@ -52,6 +52,11 @@ class WeightUpdate:
     @property
     def keeps_master(self) -> bool:
         return self.sharded and self.gather_dtype != tf.float32
+
+    def held_dtype(self, parameter: Parameter) -> tf.DType:
+        """In what a replica holds a weight."""
+        rounded = self.keeps_master and parameter.kind == "kernel"
+        return self.gather_dtype if rounded else tf.float32
 
     @property
     def tiled(self) -> bool:
@@ -81,7 +86,8 @@ class WeightUpdate:
     def apply(self, weights, gradients, slots, rate):
         """(new weights, new slots) from this replica's gradients of the mean loss.
 
-        Weights and gradients have the parameters' shapes; slots as `slot_shape` says.
+        Weights and gradients are float32 of the parameters' shapes, the new weights of
+        `held_dtype`; slots as `slot_shape` says.
         """
         update, parameters = self.optimizer.update, self.parameters
         over_replicas = gradient_sum(self.algorithm)
@@ -113,12 +119,12 @@ class WeightUpdate:
 
     def _gather(self, exchange, rows):
         wire = [
-            tf.cast(r, self.gather_dtype) if p.kind == "kernel" else r
+            tf.cast(r, self.held_dtype(p))
             for r, p in zip(rows, self.parameters, strict=True)
         ]
         gathered = packed(exchange, wire) if self.pack_gather else exchange(wire)
         return [
-            from_rows(tf.cast(r, tf.float32), p.shape, self.tiled)
+            from_rows(r, p.shape, self.tiled)
             for r, p in zip(gathered, self.parameters, strict=True)
         ]
 

@@ -62,7 +62,11 @@ def main(devices: int, steps: int, out: str, settings: list[str]) -> None:
         slot_bytes=sum(t.numpy().nbytes for t in tf.nest.flatten(slots)),
         n_slots=len(tf.nest.flatten(slots)),
         eval_count=sums["count"],
-        **{k.replace("/", "."): v for k, v in state.items()},
+        # NumPy's files hold no bfloat16.
+        **{
+            k.replace("/", "."): v.astype(np.float32) if v.dtype.itemsize == 2 else v
+            for k, v in state.items()
+        },
     )
 
 
