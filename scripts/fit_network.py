@@ -63,7 +63,8 @@ def head() -> str:
 Made by `python scripts/fit_network.py`. Steps, memory and times to train are forecasts
 from the compiled step; "published" is what Google's submitted logs say. A steady step
 holds its share of the evaluation, as the logs show no other. The number of evaluations
-to the target is taken from the published runs. No figure is one benchmark's or scale's.
+to the target is taken from the published runs, and the time beside it is the median of
+the runs of so many. No figure is one benchmark's or scale's.
 """
 
 

@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 
 import bench_gnmt_step
-from contenders import measure
+from contenders import PRECISION, measure
 from plan_residuals import forecast
 
 SCALES = ("v0.6-512", "v0.6-16")
@@ -39,7 +39,7 @@ def forecasts() -> list[str]:
 
 def measured(rounds: int) -> list[str]:
     lines = []
-    for precision in ("bfloat16", "float32"):
+    for precision in dict.fromkeys((PRECISION, "float32")):
         fast, slow = (
             statistics.median(
                 bench_gnmt_step.BATCH

@@ -128,7 +128,8 @@ class Plan:
             "published": measured
             and {
                 "step_ms": step_ms and round(step_ms, 4),
-                "time_to_train_s": measured.score_s,
+                "time_to_train_s": measured.same_length_s,
+                "score_s": measured.score_s,
                 "seconds": list(measured.seconds),
                 "epochs": list(measured.epochs),
                 "source": measured.source,
@@ -137,7 +138,7 @@ class Plan:
             and {
                 "step": step_ms and round(self.run.steady_step_ms / step_ms - 1, 4),
                 "time_to_train": round(
-                    self.run.time_to_train_s / measured.score_s - 1, 4
+                    self.run.time_to_train_s / measured.same_length_s - 1, 4
                 ),
             },
         }

@@ -42,6 +42,17 @@ class Published:
         ]
         return round(statistics.median(met))
 
+    @property
+    def same_length_s(self) -> float:
+        """The time to train of the runs of `n_evaluations`, their median: a forecast of
+        so many. (`score_s` is a mean over runs of several lengths.)"""
+        runs = zip(self.seconds, self.evaluations, self.statuses, strict=True)
+        return statistics.median(
+            seconds
+            for seconds, n, status in runs
+            if status == "success" and n == self.n_evaluations
+        )
+
     def step_ms(self, steps_per_block: int) -> float | None:
         """The steady block's time a step: what is evaluated in a block is in it."""
         return self.block_s / steps_per_block * 1e3 if self.block_s else None
