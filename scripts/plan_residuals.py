@@ -89,10 +89,8 @@ def by_case(rows: list[Row]) -> list[str]:
 
 def text(benchmark: str, rows: list[Row], failed: list[str]) -> str:
     steps = [["scale", "replicas x cores", "images", *PARTS, "total"]]
-    times = [
-        ["scale", "steady ms", "published", "", "train s", "published", "", "tail s"]
-        + ["score s"]
-    ]
+    columns = "scale|steady ms|published||train s|published||tail s|score s"
+    times = [columns.split("|")]
     off = []
     for row in rows:
         step, measured, error = row["step_ms"], row["published"], row["error"]
@@ -130,10 +128,10 @@ def text(benchmark: str, rows: list[Row], failed: list[str]) -> str:
         "",
         "A run: the steady block's time a step, evaluation included, and the time to "
         "train, which ends when the host has scored the last evaluation "
-        f"({rows[0]['scoring_s']:.0f} s, scripts/measure_scoring.py). Published are the "
-        "runs of as many evaluations as forecast, their median; `tail` is what they "
-        "lasted after their last block, `score` the entry's result over runs of all "
-        "lengths.",
+        f"({rows[0]['scoring_s']:.0f} s, scripts/measure_scoring.py). Published are "
+        "the runs of as many evaluations as forecast, their median; `tail` is what "
+        "they lasted after their last block, `score` the entry's result over runs of "
+        "all lengths.",
         "",
         table(times),
         "",

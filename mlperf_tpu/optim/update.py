@@ -34,7 +34,7 @@ class WeightUpdate:
     gradient_dtype: bfloat16 halves the sum's traffic; the update is float32.
     fuse_bytes: gradients summed together, at most so many bytes a collective.
     gather_dtype: what kernels are gathered in; with bfloat16 each replica keeps the
-        float32 master of its own rows (slot "master"), and all hold bf16 kernels.
+        float32 master of its own rows (slot "master"), and all hold bf16 values.
     algorithm: how gradients are summed and weights gathered (optim.gradient_sum).
     pack_gather: a replica's rows of all weights are gathered as one array; torus2d
         chooses by itself what goes together.
@@ -54,8 +54,9 @@ class WeightUpdate:
         return self.sharded and self.gather_dtype != tf.float32
 
     def held_dtype(self, parameter: Parameter) -> tf.DType:
-        """In what a replica holds a weight."""
-        rounded = self.keeps_master and parameter.kind == "kernel"
+        """In what a replica holds a weight. Tiled rows are in the order of float32's
+        tiles: in bf16 each kernel would be laid out anew."""
+        rounded = self.keeps_master and parameter.kind == "kernel" and not self.tiled
         return self.gather_dtype if rounded else tf.float32
 
     @property
@@ -119,12 +120,12 @@ class WeightUpdate:
 
     def _gather(self, exchange, rows):
         wire = [
-            tf.cast(r, self.held_dtype(p))
+            tf.cast(r, self.gather_dtype) if p.kind == "kernel" else r
             for r, p in zip(rows, self.parameters, strict=True)
         ]
         gathered = packed(exchange, wire) if self.pack_gather else exchange(wire)
         return [
-            from_rows(r, p.shape, self.tiled)
+            from_rows(tf.cast(r, self.held_dtype(p)), p.shape, self.tiled)
             for r, p in zip(gathered, self.parameters, strict=True)
         ]
 
