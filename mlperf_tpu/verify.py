@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_dtypes import bfloat16
 
 from mlperf_tpu.errors import BadInput, RunFailed, nearest
 from mlperf_tpu.spec import benchmark_module
@@ -194,9 +193,7 @@ def _work(
     import_tensorflow()
     size = MeshSize(place, int(replicas), int(partitions), grid, hole)
     arrays: Any = measure_all(benchmark, size, names)
-    # As numbers: NumPy's files hold no bfloat16.
-    bf16 = [name for name, value in arrays.items() if value.dtype == bfloat16]
-    np.savez(out, **arrays | {name: arrays[name].astype(np.float32) for name in bf16})
+    np.savez(out, **arrays)
 
 
 if __name__ == "__main__":

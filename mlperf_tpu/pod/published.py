@@ -35,23 +35,19 @@ class Published:
     @property
     def n_evaluations(self) -> int:
         """Evaluations until the target was met: the median of the runs that met it."""
-        met = [
-            n
-            for n, status in zip(self.evaluations, self.statuses, strict=True)
-            if status == "success"
-        ]
-        return round(statistics.median(met))
+        return round(statistics.median(n for n, _ in self._met()))
 
     @property
     def same_length_s(self) -> float:
         """The time to train of the runs of `n_evaluations`, their median: a forecast of
         so many. (`score_s` is a mean over runs of several lengths.)"""
-        runs = zip(self.seconds, self.evaluations, self.statuses, strict=True)
-        return statistics.median(
-            seconds
-            for seconds, n, status in runs
-            if status == "success" and n == self.n_evaluations
-        )
+        wanted = self.n_evaluations
+        return statistics.median(s for n, s in self._met() if n == wanted)
+
+    def _met(self) -> list[tuple[int, float]]:
+        """(evaluations, seconds) of the runs that met the target."""
+        runs = zip(self.evaluations, self.seconds, self.statuses, strict=True)
+        return [(n, seconds) for n, seconds, status in runs if status == "success"]
 
     def step_ms(self, steps_per_block: int) -> float | None:
         """The steady block's time a step: what is evaluated in a block is in it."""
