@@ -141,9 +141,14 @@ def device_groups(found: Collective, devices: list[list[int]]) -> Groups:
 
 @lru_cache(maxsize=4096)
 def _cost_ms(
-    kind: str, n_bytes: int, groups: Groups, grid: Topology, links: Links
+    kind: str,
+    n_bytes: int,
+    groups: Groups,
+    grid: Topology,
+    links: Links,
+    one_ring: bool,
 ) -> float:
-    return collective_cost(kind, n_bytes, groups, grid, links).total_ms
+    return collective_cost(kind, n_bytes, groups, grid, links, one_ring).total_ms
 
 
 def step_time(
@@ -166,7 +171,14 @@ def step_time(
             key = (found.devices, id(found.groups))
             if key not in expanded:
                 expanded[key] = device_groups(found, devices)
-            cost = _cost_ms(found.kind, found.n_bytes, expanded[key], where.grid, links)
+            cost = _cost_ms(
+                found.kind,
+                found.n_bytes,
+                expanded[key],
+                where.grid,
+                links,
+                found.one_ring,
+            )
             part = collective_part(found, len(devices))
             together: object = found.at_once or i
             each = (cost * found.count, part)

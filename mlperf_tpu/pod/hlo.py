@@ -38,6 +38,8 @@ _CALLED = re.compile(
     r"|true_computation|false_computation)=(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# The algorithms that libtpu 0.0.52 says a collective runs over one ring of devices.
+_ONE_RING = re.compile(r'"emitter":"1DAllGather|"strategy":"StrategyRing"')
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Collective:
     count: int = 1
     loops: tuple[str, ...] = ()
     at_once: str = ""  # those of one name run at the same time, on links of their own
+    one_ring: bool = False  # by the compiler's own word; else the best the grid allows
 
 
 @dataclass
@@ -264,7 +267,9 @@ def _wrapped(
         colours = [i for i in around.values() if _collective_kind(i.opcode)]
         for inner in colours:
             each = _fused(_collective(inner, around), inner, around, len(colours))
-            found.append(replace(each, at_once=op.name if len(colours) > 1 else ""))
+            at_once = op.name if len(colours) > 1 else ""
+            one_ring = bool(_ONE_RING.search(op.rest))
+            found.append(replace(each, at_once=at_once, one_ring=one_ring))
         for inner in around.values():
             found += _wrapped(inner, computations)
     return found
@@ -305,7 +310,15 @@ def _collective(op: Instruction, around: dict[str, Instruction]) -> Collective:
     groups = _groups(op.rest)
     if kind == "all-gather":  # its result is the whole array
         moved *= max((len(group) for group in groups), default=1)
-    return Collective(kind, moved, groups, _ids(kind, op.rest), op.op_name, len(shapes))
+    return Collective(
+        kind,
+        moved,
+        groups,
+        _ids(kind, op.rest),
+        op.op_name,
+        len(shapes),
+        one_ring=bool(_ONE_RING.search(op.rest)),
+    )
 
 
 def shape_bytes(shape: str) -> int:

@@ -2,7 +2,8 @@
 
 A replica group that is a regular grid of chips (the whole slice, a row, a column, a
 batch-norm tile, every second column) is costed by the closed formulas of the schedules
-in `mlperf_tpu.collectives`; the fastest of them is taken. Any other group is a ring in
+in `mlperf_tpu.collectives`; the fastest of them is taken, of those over one ring where
+the compiler says that it runs one. Any other group is a ring in
 its listed order; the messages of all such groups are routed, the fullest link counts.
 On a grid with failed chips a sum over all survivors is the fastest simulated schedule.
 Link figures and their sources: `mlperf_tpu.topology.links`.
@@ -47,12 +48,14 @@ def collective_cost(
     groups: Sequence[Sequence[int]],
     topology: Topology,
     links: Links = V3,
+    one_ring: bool = False,
 ) -> Cost:
     """The cost of a collective that all `groups` of device ids run at the same time.
 
     `n_bytes` is the whole array of one device: the operand of an all-reduce,
     reduce-scatter, all-to-all or collective-permute, the result of an all-gather. A
-    collective-permute's groups are its (source, target) pairs.
+    collective-permute's groups are its (source, target) pairs. `one_ring`: each group
+    is one ring of chips, which takes two links of a chip and not four.
 
     >>> grid = Topology.for_chips(1024)
     >>> cost = collective_cost("all-reduce", 102e6, [range(2048)], grid)
@@ -83,7 +86,7 @@ def collective_cost(
     costs = [
         _with_cores(shape, _shared(cost, meet), n_bytes, links)
         for shape in dict.fromkeys(shapes)
-        if (cost := _sweep(shape, n_bytes, topology, links)) is not None
+        if (cost := _sweep(shape, n_bytes, topology, links, one_ring)) is not None
     ]
     listed = [s for s in shapes if s.lattice is None and not s.all_survivors]
     if listed:
@@ -161,11 +164,11 @@ def _groups_per_chip(groups: Sequence[Sequence[int]], per_chip: int) -> int:
 
 
 def _sweep(
-    shape: _Shape, n_bytes: float, topology: Topology, links: Links
+    shape: _Shape, n_bytes: float, topology: Topology, links: Links, one_ring: bool
 ) -> Cost | None:
     """One sweep of a group that needs no routing."""
     if shape.lattice is not None:
-        return lattice_sweep(shape.lattice, n_bytes, links)
+        return lattice_sweep(shape.lattice, n_bytes, links, one_ring)
     return _survivors_sweep(topology, n_bytes, links) if shape.all_survivors else None
 
 
@@ -187,7 +190,9 @@ def _with_cores(shape: _Shape, cost: Cost, n_bytes: float, links: Links) -> Cost
     )
 
 
-def lattice_sweep(grid: Lattice, n_bytes: float, links: Links = V3) -> Cost:
+def lattice_sweep(
+    grid: Lattice, n_bytes: float, links: Links = V3, one_ring: bool = False
+) -> Cost:
     """The fastest reduce-scatter (or all-gather) over a lattice of chips.
 
     Formulas, for V bytes, alpha a step and bandwidth b each way of a link
@@ -222,15 +227,17 @@ def lattice_sweep(grid: Lattice, n_bytes: float, links: Links = V3) -> Cost:
     )
     found.append((latency, payload, "y, then x"))
     both = n_bytes * (1 - 1 / (nx * ny)) * max(byte_x, byte_y)
-    if grid.wrap_x and grid.wrap_y:
+    hops = max(hop_x, hop_y)
+    circuit = ((nx * ny - 1) * hops + crossing, both / 2, "1-D circuit")
+    if one_ring and nx > 1 and ny > 1:
+        found = [circuit]
+    elif grid.wrap_x and grid.wrap_y:
         found.append((latency, both / 4, "2-D two colours"))
     elif nx > 1 and ny > 1:
         pairs = max(_pair_steps(nx, ny), _pair_steps(ny, nx))
-        hops = max(hop_x, hop_y)
         found.append((pairs * hops + crossing, both / 2, "2-D row pairs"))
         if nx * ny % 2 == 0:
-            around = (nx * ny - 1) * hops + crossing
-            found.append((around, both / 2, "1-D circuit"))
+            found.append(circuit)
     latency, payload, name = min(found, key=lambda f: f[0] + f[1])
     return Cost(latency + payload, latency, f"{name} over {nx}x{ny} chips")
 

@@ -146,6 +146,32 @@ def test_fused_all_reduces_are_what_their_emitters_make_of_them() -> None:
     assert rows.at_once == columns.at_once == "f" and not gather.at_once
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "one_ring"),
+    [
+        ('"emitter":"1DAllGatherOnMajorDimImbalanced"', True),
+        ('"emitter":"SingleInputAllGatherFusion","strategy":"StrategyRing"', True),
+        ('"emitter":"SingleInputAllGatherFusion","strategy":"StrategyND"', False),
+    ],
+)
+def test_a_collective_runs_over_one_ring_where_the_compiler_says_so(
+    algorithm: str, one_ring: bool
+) -> None:
+    where = slice_for(1024, None)
+    group = "{" + ",".join(map(str, range(2048))) + "}"
+    text = (
+        "ENTRY %main (x: bf16[1000000]) -> bf16[2048000000] {\n"
+        "  %x = bf16[1000000]{0} parameter(0)\n"
+        "  ROOT %g = bf16[2048000000]{0} all-gather(%x), "
+        f"replica_groups={{{group}}}, backend_config={{{algorithm}}}\n}}\n"
+    )
+    step = step_time(read(text), where, [[k] for k in range(2048)], batch_bytes=0)
+    cost = collective_cost(
+        "all-gather", 2048 * 2e6, [range(2048)], where.grid, one_ring=one_ring
+    )
+    assert step.gradient_sum == pytest.approx(cost.total_ms)
+
+
 def test_the_colours_of_a_sum_take_as_long_as_the_slower() -> None:
     where = slice_for(4, None)
     module = read(COLOURS)

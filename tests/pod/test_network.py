@@ -37,6 +37,14 @@ def test_reduce_scatter_and_all_gather_are_an_all_reduce() -> None:
     assert sum(parts) == pytest.approx(whole)
 
 
+def test_one_ring_takes_two_of_the_four_links() -> None:
+    links = Links(message_us=0.0, core_us=0.0, core_gb_s=1e12)
+    group = [range(2048)]
+    ring = collective_cost("all-gather", V, group, POD, links, one_ring=True)
+    best = collective_cost("all-gather", V, group, POD, links)
+    assert ring.total_ms == pytest.approx(2 * best.total_ms, rel=1e-4)  # cores: 1e-6
+
+
 def test_a_row_is_a_ring_and_a_column_of_a_mesh_a_line() -> None:
     links = Links(message_us=1.0, core_us=0.0, core_gb_s=1e12)
     placed = POD.replicas()
