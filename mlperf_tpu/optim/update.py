@@ -34,7 +34,8 @@ class WeightUpdate:
     gradient_dtype: bfloat16 halves the sum's traffic; the update is float32.
     fuse_bytes: gradients summed together, at most so many bytes a collective.
     gather_dtype: what kernels are gathered in; with bfloat16 each replica keeps the
-        float32 master of its own rows (slot "master"), and all hold bf16 values.
+        float32 master of its own rows (slot "master"), or of all where the update is
+        not sharded, and all hold bf16 values.
     algorithm: how gradients are summed and weights gathered (optim.gradient_sum).
     pack_gather: a replica's rows of all weights are gathered as one array; torus2d
         chooses by itself what goes together.
@@ -51,13 +52,17 @@ class WeightUpdate:
 
     @property
     def keeps_master(self) -> bool:
-        return self.sharded and self.gather_dtype != tf.float32
+        return self.gather_dtype != tf.float32
 
     def held_dtype(self, parameter: Parameter) -> tf.DType:
         """In what a replica holds a weight. Tiled rows are in the order of float32's
         tiles: in bf16 each kernel would be laid out anew."""
-        rounded = self.keeps_master and parameter.kind == "kernel" and not self.tiled
-        return self.gather_dtype if rounded else tf.float32
+        tiled = self.sharded and self.tiled
+        return (
+            self.gather_dtype
+            if parameter.kind == "kernel" and not tiled
+            else tf.float32
+        )
 
     @property
     def tiled(self) -> bool:
@@ -94,7 +99,17 @@ class WeightUpdate:
         over_replicas = gradient_sum(self.algorithm)
         if not self.sharded:
             gradients = self._sum(over_replicas.all_reduce, gradients)
-            return update(parameters, weights, gradients, slots, rate, _sum_squares)
+            masters = slots["master"] if self.keeps_master else weights
+            masters, new_slots = update(
+                parameters, masters, gradients, slots, rate, _sum_squares
+            )
+            if self.keeps_master:
+                new_slots["master"] = masters
+            held = [
+                tf.cast(w, self.held_dtype(p))
+                for w, p in zip(masters, parameters, strict=True)
+            ]
+            return held, new_slots
         n = collectives.n_replicas()
         rows = [to_rows(g, n, self.tiled) for g in gradients]
         gradients = self._sum(over_replicas.reduce_scatter, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.mesh.conftest import ALL_ON, SHORT
 
@@ -68,8 +69,11 @@ def test_bfloat16_gradient_sum_moves_weights_the_same_way(trained):
     assert differs
 
 
-def test_bfloat16_gather_keeps_a_float32_master(trained):
-    run = trained(2, 2, *MOMENTUM, "update.gather_dtype=bfloat16")
+@pytest.mark.parametrize("sharded", ["true", "false"])
+def test_bfloat16_weights_keep_a_float32_master(trained, sharded: str) -> None:
+    run = trained(
+        2, 2, *MOMENTUM, "update.gather_dtype=bfloat16", f"update.sharded={sharded}"
+    )
     kernel = run["weights.0000"]
     master = run["slots.master.0000"].reshape(-1)[: kernel.size].reshape(kernel.shape)
     import ml_dtypes
