@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from mlperf_tpu.nn import partitioning
+
 # As good as minus infinity, without its 0 * inf.
 NEVER = -1e9
 
@@ -79,7 +81,10 @@ def beam_search(
 
     def body(position, done, last, alive, log_probs, ended, scores, state):
         following, state = step(last, state, position)
-        total = log_probs[:, :, None] + tf.cast(following, tf.float32)
+        # Of a vocabulary that is split over partitions libtpu 0.0.52 makes a top-k with
+        # an all-to-all that it refuses.
+        following = partitioning.whole(tf.cast(following, tf.float32))
+        total = log_probs[:, :, None] + following
         # Twice the beam: should half of them end, there are enough to go on.
         wide = min(2 * beam, total.shape[-1])
         best, ids = tf.math.top_k(total, wide)  # of each hypothesis: exact, and small

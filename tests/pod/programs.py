@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from mlperf_tpu.nn import partitioning
 from mlperf_tpu.nn.batch_norm import batch_norm
+from mlperf_tpu.nn.beam_search import beam_search
 from mlperf_tpu.optim.optimizers import Momentum, Parameter
 from mlperf_tpu.optim.schedules import polynomial
 from mlperf_tpu.optim.training_step import TrainingStep
@@ -76,6 +77,23 @@ class Loop(Toy):
         start = tf.reshape(h, [-1, 128])
         _, h = tf.while_loop(lambda i, x: i < 7, body, (0, start), maximum_iterations=7)
         return h
+
+
+class Decodes(Toy):
+    """A beam search over a vocabulary that is split over the partitions."""
+
+    def evaluate(self, state, batch):
+        first = batch["image"][:, 0, 0, 0]
+        logits = tf.cast(first, tf.float32)[:, None, None] * tf.ones([1, 2, 512])
+
+        def step(ids, searched, position):
+            logs = tf.nn.log_softmax(logits + tf.cast(ids, tf.float32)[:, :, None])
+            return partitioning.split(logs, 2), searched
+
+        start = tf.zeros([first.shape[0]], tf.int32)
+        return beam_search(
+            step, (), start, start + 4, beam=2, alpha=0.6, end=1, max_length=4
+        )[0]
 
 
 class Torus(Toy):

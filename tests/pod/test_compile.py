@@ -102,6 +102,12 @@ def test_loops_are_multiplied_out(cache) -> None:
     assert matmul.count == 7
 
 
+def test_a_beam_search_over_a_split_vocabulary_compiles(cache) -> None:
+    request = replace(request_of("Decodes", 4, 2), function="evaluate")
+    collectives = answer(request, cache).module.collectives
+    assert "all-to-all" not in {c.kind for c in collectives}
+
+
 def test_the_stages_of_torus2d_stay_reduce_scatters(cache) -> None:
     found = answer(request_of("Torus"), cache).module.collectives
     lines = ((0, 1, 2, 3), (4, 5, 6, 7))
