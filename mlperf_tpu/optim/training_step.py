@@ -121,10 +121,7 @@ class TrainingStep:
         return {
             **drawn,
             "step": tf.constant(0, tf.int64),
-            "weights": [
-                tf.cast(w, self.update.held_dtype(p))
-                for w, p in zip(weights, self.update.parameters, strict=True)
-            ],
+            "weights": self.update.held(weights),
             "statistics": list(statistics),
             "slots": self.update.initial_slots(weights, n_replicas),
         }

@@ -57,17 +57,20 @@ class WeightUpdate:
     def held_dtype(self, parameter: Parameter) -> tf.DType:
         """In what a replica holds a weight. Tiled rows are in the order of float32's
         tiles: in bf16 each kernel would be laid out anew."""
-        tiled = self.sharded and self.tiled
-        return (
-            self.gather_dtype
-            if parameter.kind == "kernel" and not tiled
-            else tf.float32
-        )
+        rounded = parameter.kind == "kernel" and not self.tiled
+        return self.gather_dtype if rounded else tf.float32
+
+    def held(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Whole float32 weights as a replica holds them."""
+        return [
+            tf.cast(w, self.held_dtype(p))
+            for w, p in zip(weights, self.parameters, strict=True)
+        ]
 
     @property
     def tiled(self) -> bool:
         """Rows in the order of a TPU's tiles, which the stages of torus2d keep."""
-        return self.algorithm == "torus2d"
+        return self.sharded and self.algorithm == "torus2d"
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -95,36 +98,32 @@ class WeightUpdate:
         Weights and gradients are float32 of the parameters' shapes, the new weights of
         `held_dtype`; slots as `slot_shape` says.
         """
-        update, parameters = self.optimizer.update, self.parameters
         over_replicas = gradient_sum(self.algorithm)
-        if not self.sharded:
+        if self.sharded:
+            n = collectives.n_replicas()
+            rows = [to_rows(g, n, self.tiled) for g in gradients]
+            gradients = self._sum(over_replicas.reduce_scatter, rows)
+            sum_squares = _sum_squares_of_shards
+        else:
             gradients = self._sum(over_replicas.all_reduce, gradients)
-            masters = slots["master"] if self.keeps_master else weights
-            masters, new_slots = update(
-                parameters, masters, gradients, slots, rate, _sum_squares
-            )
-            if self.keeps_master:
-                new_slots["master"] = masters
-            held = [
-                tf.cast(w, self.held_dtype(p))
-                for w, p in zip(masters, parameters, strict=True)
-            ]
-            return held, new_slots
-        n = collectives.n_replicas()
-        rows = [to_rows(g, n, self.tiled) for g in gradients]
-        gradients = self._sum(over_replicas.reduce_scatter, rows)
+            sum_squares = _sum_squares
         if self.keeps_master:
             mine = slots["master"]
         else:
-            replica = collectives.replica_id()
-            rows = [to_rows(w, n, self.tiled) for w in weights]
-            mine = [tf.gather(r, replica) if n > 1 else r[0] for r in rows]
-        mine, new_slots = update(
-            parameters, mine, gradients, slots, rate, _sum_squares_of_shards
+            mine = self._rows_of_this_replica(weights) if self.sharded else weights
+        mine, new_slots = self.optimizer.update(
+            self.parameters, mine, gradients, slots, rate, sum_squares
         )
         if self.keeps_master:
             new_slots["master"] = mine
-        return self._gather(over_replicas.all_gather, mine), new_slots
+        if self.sharded:
+            return self._gather(over_replicas.all_gather, mine), new_slots
+        return self.held(mine), new_slots
+
+    def _rows_of_this_replica(self, weights):
+        n, replica = collectives.n_replicas(), collectives.replica_id()
+        rows = [to_rows(w, n, self.tiled) for w in weights]
+        return [tf.gather(r, replica) if n > 1 else r[0] for r in rows]
 
     def _sum(self, exchange, gradients):
         wire = [tf.cast(g, self.gradient_dtype) for g in gradients]

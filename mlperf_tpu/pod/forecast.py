@@ -17,7 +17,6 @@ from typing import Any
 from mlperf_tpu.pod.hlo import Collective, Groups, Module, Op
 from mlperf_tpu.pod.machine import Slice
 from mlperf_tpu.pod.network import collective_cost
-from mlperf_tpu.topology import Topology
 from mlperf_tpu.topology.links import V3, Links
 
 UPDATE_SCOPE = "weight_update"  # optim.training_step names the ops of the update so
@@ -139,16 +138,7 @@ def device_groups(found: Collective, devices: list[list[int]]) -> Groups:
     return tuple(tuple(devices[r][p] for r in g for p in partitions) for g in groups)
 
 
-@lru_cache(maxsize=4096)
-def _cost_ms(
-    kind: str,
-    n_bytes: int,
-    groups: Groups,
-    grid: Topology,
-    links: Links,
-    one_ring: bool,
-) -> float:
-    return collective_cost(kind, n_bytes, groups, grid, links, one_ring).total_ms
+_cost = lru_cache(maxsize=4096)(collective_cost)
 
 
 def step_time(
@@ -171,14 +161,8 @@ def step_time(
             key = (found.devices, id(found.groups))
             if key not in expanded:
                 expanded[key] = device_groups(found, devices)
-            cost = _cost_ms(
-                found.kind,
-                found.n_bytes,
-                expanded[key],
-                where.grid,
-                links,
-                found.one_ring,
-            )
+            what = (found.kind, found.n_bytes, expanded[key])
+            cost = _cost(*what, where.grid, links, found.one_ring).total_ms
             part = collective_part(found, len(devices))
             together: object = found.at_once or i
             each = (cost * found.count, part)

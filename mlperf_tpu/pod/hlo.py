@@ -61,6 +61,11 @@ class Instruction:
         return int(found[1]) if found else 0
 
     @cached_property
+    def one_ring(self) -> bool:
+        """Whether the compiler says that this collective runs over one ring."""
+        return bool(_ONE_RING.search(self.rest))
+
+    @cached_property
     def called(self) -> dict[str, str]:
         """The computations it calls, by the attribute that names them."""
         calls = {}
@@ -268,7 +273,7 @@ def _wrapped(
         for inner in colours:
             each = _fused(_collective(inner, around), inner, around, len(colours))
             at_once = op.name if len(colours) > 1 else ""
-            one_ring = bool(_ONE_RING.search(op.rest))
+            one_ring = op.one_ring or each.one_ring
             found.append(replace(each, at_once=at_once, one_ring=one_ring))
         for inner in around.values():
             found += _wrapped(inner, computations)
@@ -317,7 +322,7 @@ def _collective(op: Instruction, around: dict[str, Instruction]) -> Collective:
         _ids(kind, op.rest),
         op.op_name,
         len(shapes),
-        one_ring=bool(_ONE_RING.search(op.rest)),
+        one_ring=op.one_ring,
     )
 
 

@@ -2,9 +2,9 @@
 
 A replica group that is a regular grid of chips (the whole slice, a row, a column, a
 batch-norm tile, every second column) is costed by the closed formulas of the schedules
-in `mlperf_tpu.collectives`; the fastest of them is taken, of those over one ring where
-the compiler says that it runs one. Any other group is a ring in
-its listed order; the messages of all such groups are routed, the fullest link counts.
+in `mlperf_tpu.collectives`; the fastest of them is taken, and one ring where the
+compiler says that it runs one. Any other group is a ring in its listed order; the
+messages of all such groups are routed, the fullest link counts.
 On a grid with failed chips a sum over all survivors is the fastest simulated schedule.
 Link figures and their sources: `mlperf_tpu.topology.links`.
 """
@@ -199,7 +199,8 @@ def lattice_sweep(
     (1811.06992, 2011.03605; each is what the simulated schedule takes):
     ring of n: (n-1) alpha + V (n-1)/n / 2b; line: (n-1) alpha + V (n-1)/n / b;
     torus N x M in two colours: (N-1 + M-1) alpha + V (1 - 1/NM) / 4b; mesh by pairs of
-    rows: (2N-1 + M/2-1) alpha + V (1 - 1/NM) / 2b, as a corner has two links.
+    rows: (2N-1 + M/2-1) alpha + V (1 - 1/NM) / 2b, as a corner has two links; one
+    circuit of all chips: (NM-1) alpha and the same payload.
     """
     nx, ny = grid.columns, grid.rows
     slow = min(links.gb_s, links.cross_pod_gb_s) if grid.crossings else links.gb_s
