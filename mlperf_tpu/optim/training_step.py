@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from mlperf_tpu import collectives
+from mlperf_tpu.nn import partitioning
 from mlperf_tpu.optim.schedules import Schedule
 from mlperf_tpu.optim.update import WeightUpdate
 
@@ -144,6 +145,9 @@ def _agree(statistics, sums):
     """One all-reduce: the statistics' average and the sums' sum over all replicas."""
     n = collectives.n_replicas()
     names = list(sums)
+    # What went through messages between replicas (a batch norm's) the compiler takes to
+    # differ from partition to partition.
+    statistics = [partitioning.known_alike(s) for s in statistics]
     values = collectives.all_reduce([*statistics, *(sums[name] for name in names)])
     statistics, totals = values[: len(statistics)], values[len(statistics) :]
     return [s / n for s in statistics], dict(zip(names, totals, strict=True))

@@ -59,7 +59,7 @@ class Toy:
         if k == 0 and self.span:
             ones = tf.ones([h.shape[-1]])
             with tf.name_scope("batch_norm"):
-                h, _, _ = batch_norm(h, ones, 0 * ones, self.span, 1e-5)
+                h, self.mean, _ = batch_norm(h, ones, 0 * ones, self.span, 1e-5)
         return tf.nn.relu(h)
 
     def evaluate(self, state, batch):
@@ -94,6 +94,23 @@ class Decodes(Toy):
         return beam_search(
             step, (), start, start + 4, beam=2, alpha=0.6, end=1, max_length=4
         )[0]
+
+
+class Sharded(Toy):
+    """Each replica updates its rows of the weights."""
+
+    sharded = True
+
+
+class Averages(Toy):
+    """Keeps the batch norm's mean as a statistic."""
+
+    def state_spec(self, n_replicas: int):
+        return self.step.state_spec([tf.TensorSpec([128])], n_replicas)
+
+    def loss(self, weights, statistics, batch):
+        sums, _ = super().loss(weights, [], batch)
+        return sums, [0.9 * statistics[0] + 0.1 * self.mean]
 
 
 class Torus(Toy):

@@ -20,6 +20,8 @@ from mlperf_tpu.errors import BadInput, RunFailed
 from mlperf_tpu.pod import compile as compiling
 from mlperf_tpu.pod.compile import DoesNotFit, Request, answer
 from mlperf_tpu.pod.forecast import collective_part, layer, phases
+from mlperf_tpu.pod.network import SWEEPS
+from mlperf_tpu.topology import Topology
 from tests.conftest import ROOT
 
 pytest.importorskip("jax")
@@ -137,6 +139,22 @@ def test_partitions_exchange_halos(cache, toy) -> None:
     assert swaps[0].groups == ((0, 1), (1, 0), (2, 3), (3, 2))
     # Two cores share what one does in the other; what they exchange is no cycles.
     assert module.cycles < toy.module.cycles
+
+
+def test_a_partition_sums_and_gathers_its_part_alone(cache) -> None:
+    module = answer(request_of("Sharded", 4, 2), cache).module
+    over_replicas = [c for c in module.collectives if c.devices == "replica"]
+    moved = sum(c.n_bytes for c in over_replicas if c.kind in SWEEPS)
+    weights = 4 * (3 * 3 * 3 * 128 + 3 * 3 * 128 * 128)
+    assert moved == weights  # half of them summed, half of them gathered
+
+
+def test_ssd_v07_4096_statistics_need_no_ring_of_replicas(cache) -> None:
+    ids = Topology.for_chips(4096).replicas(8).device_ids()
+    request = replace(request_of("Averages"), topology="v3:128x32x1", devices=ids)
+    found = answer(request, cache).module.collectives
+    sums = {c.devices for c in found if c.kind == "all-reduce"}
+    assert sums == {"both", "replica and partitions"}
 
 
 def test_an_abort_of_the_child_is_one_line_and_a_log(tmp_path) -> None:

@@ -3,7 +3,7 @@
     python partitions_worker.py REPLICAS PARTITIONS OUT.json
 
 Its maps have 38, 19, 10, 5, 3 and 1 rows. OUT.json holds the largest relative error of
-the loss and of all gradients (the momentum after one step).
+the loss, of all gradients (the momentum after one step) and of batch norm's means.
 """
 
 import json
@@ -35,6 +35,8 @@ def main(replicas: int, partitions: int, out: str) -> None:
     def results(loss, fetched):
         momentum = fetched["slots"]["momentum"]
         named = {f"momentum {i}": np.asarray(v) for i, v in enumerate(momentum)}
+        means = fetched["statistics"][::2]  # a tile's variance is not the batch's
+        named |= {f"mean {i}": np.asarray(v) for i, v in enumerate(means)}
         return {"loss": np.array(loss), **named}
 
     new, metrics = program.step(
