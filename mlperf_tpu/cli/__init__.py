@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -73,6 +74,8 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="mlperf-tpu")
 def main() -> None:
     """Reproduce Google's MLPerf Training runs on TPU pods: train, check, compare."""
+    # A scheduler's end is a user's: child processes and half-written folders go too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -177,22 +177,23 @@ def test_scalar_memory_that_is_full_is_not_said_to_be_hbm(tmp_path) -> None:
     assert "did not compile" in str(error) and "space=smem" in str(error)
 
 
-def test_ctrl_c_leaves_no_entry(tmp_path) -> None:
-    code = (
-        "from tests.pod.test_compile import *; import pathlib;"
-        f"answer(request_of('Toy'), pathlib.Path({str(tmp_path)!r}))"
-    )
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_plan_leaves_no_entry(tmp_path, number) -> None:
+    code = "from mlperf_tpu.cli import main; main(['plan', 'resnet50', '--chips=16'])"
     child = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        stderr=subprocess.DEVNULL,
     )
+    folder = tmp_path / "mlperf-tpu" / "plan"
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("tmp*/request.json")):
+    while not list(folder.glob("tmp*/request.json")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    assert child.wait(30) != 0
-    assert not list(tmp_path.glob("tmp*"))
-    assert not list((tmp_path / "modules").iterdir())
+    child.send_signal(number)
+    assert child.wait(30) == 1
+    assert not list(folder.glob("tmp*"))
+    assert not list((folder / "modules").iterdir())
 
 
 def test_the_pins_are_those_of_the_package() -> None:
