@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -63,10 +64,12 @@ class InMemory:
         return digest.hexdigest()
 
     def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
-        return shuffled_batches(self.arrays, batch, seed, first_step)
+        made = self.arrays, batch, seed, first_step
+        return _Batches(shuffled_batches(*made), partial(_shuffled_on_host, *made))
 
     def eval_batches(self, batch: int) -> Iterator[Batch]:
-        return padded_batches(self.arrays, batch, self.padding)
+        made = self.arrays, batch, self.padding
+        return _Batches(padded_batches(*made), partial(_padded_on_host, *made))
 
 
 @runtime_checkable
@@ -96,6 +99,70 @@ class Repeated:
 
         rows = {k: np.split(v, n_hosts)[host] for k, v in self.batch.items()}
         return tf.data.Dataset.from_tensors(rows).repeat()
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Global batches of what is in memory, and what a host reads of them."""
+
+    batches: Iterator[Batch]
+    of_host: Callable[[int, int], tf.data.Dataset]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self.batches)
+
+    def on_host(self, host: int, n_hosts: int) -> tf.data.Dataset:
+        return self.of_host(host, n_hosts)
+
+
+def _shuffled_on_host(
+    dataset: Arrays, batch: int, seed: int, first_step: int, host: int, n_hosts: int
+) -> tf.data.Dataset:
+    """A host's share, every n-th row, which it shuffles by itself: it is sent to the
+    host once, and each row seen once an epoch."""
+    import tensorflow as tf
+
+    rows = {k: tf.constant(v[host::n_hosts]) for k, v in dataset.items()}
+    n, each = len(next(iter(rows.values()))), _of_each_host(batch, n_hosts)
+    refuse_large_batch(each * n_hosts, n * n_hosts)
+
+    def epoch(number: tf.Tensor) -> tf.data.Dataset:
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(n, dtype=tf.int64), [seed, number]
+        )
+        return tf.data.Dataset.from_tensor_slices(order)
+
+    epochs, rest = divmod(first_step * each, n)
+    order = tf.data.Dataset.counter(epochs).flat_map(epoch).skip(rest)
+    return order.batch(each, drop_remainder=True).map(
+        lambda picked: {k: tf.gather(v, picked) for k, v in rows.items()}
+    )
+
+
+def _padded_on_host(
+    dataset: Arrays, batch: int, padding: Mapping[str, int], host: int, n_hosts: int
+) -> tf.data.Dataset:
+    """A host's rows of every batch."""
+    import tensorflow as tf
+
+    each = _of_each_host(batch, n_hosts)
+    mine = slice(host * each, (host + 1) * each)
+    batches = list(padded_batches(dataset, batch, padding))
+    return tf.data.Dataset.from_tensor_slices(
+        {k: np.stack([b[k][mine] for b in batches]) for k in batches[0]}
+    )
+
+
+def _of_each_host(batch: int, n_hosts: int) -> int:
+    if batch % n_hosts:
+        raise BadInput(
+            f"a batch of {batch} examples does not divide over {n_hosts} hosts; choose "
+            f"a multiple of {n_hosts}"
+        )
+    return batch // n_hosts
 
 
 def shuffled_batches(

@@ -36,6 +36,44 @@ def test_tf_27680_epochs_have_different_orders_and_a_rerun_the_same():
     assert (values != stream(seed=2, first_step=0, batches=5)).any()
 
 
+def on_hosts(batches, n_hosts, n_batches):
+    """What each of the hosts reads of so many batches."""
+    made = [batches.on_host(host, n_hosts) for host in range(n_hosts)]
+    return [
+        np.concatenate([b["x"] for b in each.take(n_batches).as_numpy_iterator()])
+        for each in made
+    ]
+
+
+def test_the_hosts_of_a_slice_see_each_row_once_an_epoch(tensorflow):
+    shares = on_hosts(InMemory(TEN, {}).train_batches(2, 1, 0), 2, 10)
+    for epoch in (0, 5):
+        seen = np.concatenate([share[epoch : epoch + 5] for share in shares])
+        assert sorted(seen) == list(range(10))
+    assert (shares[0][:5] != shares[0][5:]).any()
+
+
+@pytest.mark.parametrize("step", [1, 3, 4])
+def test_a_resumed_host_goes_on_where_it_stopped(tensorflow, step):
+    whole = on_hosts(InMemory(TEN, {}).train_batches(4, 1, 0), 2, 5)
+    rest = on_hosts(InMemory(TEN, {}).train_batches(4, 1, step), 2, 5 - step)
+    for each, all_of_it in zip(rest, whole, strict=True):
+        np.testing.assert_array_equal(each, all_of_it[2 * step :])
+
+
+def test_the_hosts_parts_of_an_evaluation_are_its_batches(tensorflow):
+    evaluation = InMemory(TEN, {"x": -1})
+    parts = on_hosts(evaluation.eval_batches(4), 2, 3)
+    together = np.stack([part.reshape(3, 2) for part in parts], 1).reshape(-1)
+    whole = np.concatenate([b["x"] for b in evaluation.eval_batches(4)])
+    np.testing.assert_array_equal(together, whole)
+
+
+def test_a_batch_that_does_not_divide_over_the_hosts_is_refused(tensorflow):
+    with pytest.raises(BadInput, match="5 examples does not divide over 2 hosts"):
+        InMemory(TEN, {}).eval_batches(5).on_host(0, 2)
+
+
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_t5x_40_a_resumed_stream_goes_on_where_it_stopped(step):
     whole = stream(seed=1, first_step=0, batches=5)

@@ -179,7 +179,10 @@ def test_scalar_memory_that_is_full_is_not_said_to_be_hbm(tmp_path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_plan_leaves_no_entry(tmp_path, number) -> None:
-    code = "from mlperf_tpu.cli import main; main(['plan', 'resnet50', '--chips=16'])"
+    code = (  # what a shell starts in the background ignores Ctrl-C
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from mlperf_tpu.cli import main; main(['plan', 'resnet50', '--chips=16'])"
+    )
     child = subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
