@@ -1,7 +1,7 @@
 """Batches from data sets in memory: exact epochs, exact resume, no example lost.
 
 The order is a function of (seed, epoch) alone, so that a run that starts at any step
-sees what one from the beginning would have seen there.
+sees what one from the beginning would have seen there (on several hosts: on as many).
 """
 
 from __future__ import annotations
