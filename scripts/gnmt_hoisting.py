@@ -38,13 +38,13 @@ def forecasts() -> list[str]:
 
 
 def measured(rounds: int) -> list[str]:
-    proxy = "the proxy's size"
     cases = {
-        p: (bench_gnmt_step.BATCH, f"{proxy}, {p}") for p in (PRECISION, "float32")
+        precision: (bench_gnmt_step.BATCH, f"the proxy's size, {precision}")
+        for precision in (PRECISION, "float32")
     }
-    pairs, width = bench_gnmt_step.PUBLISHED
-    size = f"v0.6-512's width {width} and {pairs // 2} pairs a replica"
-    cases[f"{PRECISION}, wide"] = (pairs, f"{size}, {PRECISION}")
+    wide, width = bench_gnmt_step.PUBLISHED
+    size = f"v0.6-512's width {width} and {wide // 2} pairs a replica"
+    cases[f"{PRECISION}, wide"] = (wide, f"{size}, {PRECISION}")
     lines = []
     for ending, (pairs, what) in cases.items():
         fast, slow = (

@@ -24,8 +24,9 @@ def datasets(
         from mlperf_tpu.data import digits
 
         return digits.load(spec.data.image_size)
+    from mlperf_tpu.data.batches import Host
     from mlperf_tpu.data.check import refuse
-    from mlperf_tpu.data.imagenet import Host, ImageNet, Settings, refuse_small_memory
+    from mlperf_tpu.data.imagenet import ImageNet, Settings, refuse_small_memory
 
     if data_dir is None:
         raise BadInput("data.name: imagenet is read from a folder; give --data-dir")

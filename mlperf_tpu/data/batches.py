@@ -65,11 +65,11 @@ class InMemory:
 
     def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
         made = self.arrays, batch, seed, first_step
-        return _Batches(shuffled_batches(*made), partial(_shuffled_on_host, *made))
+        return HostBatches(shuffled_batches(*made), partial(_shuffled_on_host, *made))
 
     def eval_batches(self, batch: int) -> Iterator[Batch]:
         made = self.arrays, batch, self.padding
-        return _Batches(padded_batches(*made), partial(_padded_on_host, *made))
+        return HostBatches(padded_batches(*made), partial(_padded_on_host, *made))
 
 
 @runtime_checkable
@@ -102,11 +102,31 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class _Batches:
-    """Global batches of what is in memory, and what a host reads of them."""
+class Host:
+    """One of the hosts that feed a slice."""
+
+    number: int = 0
+    n_hosts: int = 1
+
+    def rows(self, batch: int) -> int:
+        """Its rows of a global batch."""
+        if batch % self.n_hosts:
+            raise BadInput(
+                f"training.global_batch: {batch} examples do not divide over "
+                f"{self.n_hosts} hosts; choose a multiple of {self.n_hosts}"
+            )
+        return batch // self.n_hosts
+
+
+ONE_HOST = Host()
+
+
+@dataclass(frozen=True)
+class HostBatches:
+    """Batches of a split, of which any host can be asked for its own (HostFed)."""
 
     batches: Iterator[Batch]
-    of_host: Callable[[int, int], tf.data.Dataset]
+    of_host: Callable[[Host], tf.data.Dataset]
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -115,54 +135,54 @@ class _Batches:
         return next(self.batches)
 
     def on_host(self, host: int, n_hosts: int) -> tf.data.Dataset:
-        return self.of_host(host, n_hosts)
+        return self.of_host(Host(host, n_hosts))
+
+
+def shuffled_epochs(items: np.ndarray, seed: int, position: int) -> tf.data.Dataset:
+    """(epoch, item), int64 both, from `position` on, without end; an epoch's order is a
+    function of (seed, epoch)."""
+    import tensorflow as tf
+
+    held = tf.constant(items, tf.int64)
+
+    def order(epoch: tf.Tensor) -> tf.data.Dataset:
+        seeds = tf.stack([tf.cast(seed, tf.int64), epoch])
+        shuffled = tf.random.experimental.stateless_shuffle(held, seeds)
+        numbered = tf.data.Dataset.from_tensor_slices(shuffled)
+        return numbered.map(lambda item: (epoch, item))
+
+    first, rest = divmod(position, len(items))
+    return tf.data.Dataset.counter(first).flat_map(order).skip(rest)
 
 
 def _shuffled_on_host(
-    dataset: Arrays, batch: int, seed: int, first_step: int, host: int, n_hosts: int
+    dataset: Arrays, batch: int, seed: int, first_step: int, host: Host
 ) -> tf.data.Dataset:
     """A host's share, every n-th row, which it shuffles by itself: it is sent to the
     host once, and each row seen once an epoch."""
     import tensorflow as tf
 
-    rows = {k: tf.constant(v[host::n_hosts]) for k, v in dataset.items()}
-    n, each = len(next(iter(rows.values()))), _of_each_host(batch, n_hosts)
-    refuse_large_batch(each * n_hosts, n * n_hosts)
-
-    def epoch(number: tf.Tensor) -> tf.data.Dataset:
-        order = tf.random.experimental.stateless_shuffle(
-            tf.range(n, dtype=tf.int64), [seed, number]
-        )
-        return tf.data.Dataset.from_tensor_slices(order)
-
-    epochs, rest = divmod(first_step * each, n)
-    order = tf.data.Dataset.counter(epochs).flat_map(epoch).skip(rest)
-    return order.batch(each, drop_remainder=True).map(
-        lambda picked: {k: tf.gather(v, picked) for k, v in rows.items()}
+    mine = {k: tf.constant(v[host.number :: host.n_hosts]) for k, v in dataset.items()}
+    n, rows = len(next(iter(mine.values()))), host.rows(batch)
+    refuse_large_batch(batch, n * host.n_hosts)
+    order = shuffled_epochs(np.arange(n), seed, first_step * rows)
+    return order.batch(rows, drop_remainder=True).map(
+        lambda _, picked: {k: tf.gather(v, picked) for k, v in mine.items()}
     )
 
 
 def _padded_on_host(
-    dataset: Arrays, batch: int, padding: Mapping[str, int], host: int, n_hosts: int
+    dataset: Arrays, batch: int, padding: Mapping[str, int], host: Host
 ) -> tf.data.Dataset:
     """A host's rows of every batch."""
     import tensorflow as tf
 
-    each = _of_each_host(batch, n_hosts)
-    mine = slice(host * each, (host + 1) * each)
+    rows = host.rows(batch)
+    mine = slice(host.number * rows, (host.number + 1) * rows)
     batches = list(padded_batches(dataset, batch, padding))
     return tf.data.Dataset.from_tensor_slices(
         {k: np.stack([b[k][mine] for b in batches]) for k in batches[0]}
     )
-
-
-def _of_each_host(batch: int, n_hosts: int) -> int:
-    if batch % n_hosts:
-        raise BadInput(
-            f"a batch of {batch} examples does not divide over {n_hosts} hosts; choose "
-            f"a multiple of {n_hosts}"
-        )
-    return batch // n_hosts
 
 
 def shuffled_batches(

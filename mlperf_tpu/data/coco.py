@@ -19,16 +19,21 @@ import numpy as np
 import tensorflow as tf
 
 from mlperf_tpu.data import jpeg
-from mlperf_tpu.data.batches import Batch, refuse_large_batch
+from mlperf_tpu.data.batches import (
+    ONE_HOST,
+    Batch,
+    Host,
+    HostBatches,
+    refuse_large_batch,
+    shuffled_epochs,
+)
 from mlperf_tpu.data.coco_files import WHOLE_FILE, Split
-from mlperf_tpu.data.imagenet import Host
 from mlperf_tpu.data.tfrecord import reader
 from mlperf_tpu.detection.coco import PADDED
 from mlperf_tpu.errors import RunFailed
 
 # (pixels uint8 [h, w, 3], boxes [n, 4], classes [n], seed int64 [2]) -> an example
 Prepare = Callable[..., Mapping[str, tf.Tensor]]
-_ONE_HOST = Host()
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Coco:
     split: Split
     prepare: Prepare
     training: bool
-    host: Host = _ONE_HOST
+    host: Host = ONE_HOST
 
     @functools.cached_property
     def kept(self) -> np.ndarray:
@@ -63,28 +68,23 @@ class Coco:
 
     def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
         refuse_large_batch(batch, self.n_examples)
-        return _Batches(self, lambda host: host._train_rows(batch, seed, first_step))
+        return self._batches(lambda host: host._train_rows(batch, seed, first_step))
 
     def eval_batches(self, batch: int) -> Iterator[Batch]:
-        return _Batches(self, lambda host: host._eval_rows(batch))
+        return self._batches(lambda host: host._eval_rows(batch))
+
+    def _batches(self, rows: Callable[[Coco], tf.data.Dataset]) -> HostBatches:
+        return HostBatches(
+            _numpy(rows(self)), lambda host: rows(replace(self, host=host))
+        )
 
     def _share(self) -> np.ndarray:
         """This host's images: every so many-th."""
         return self.kept[self.host.number :: self.host.n_hosts]
 
     def _train_rows(self, batch: int, seed: int, first_step: int) -> tf.data.Dataset:
-        rows, mine = self.host.rows(batch), tf.constant(self._share(), tf.int64)
-        count = len(self._share())
-        position = first_step * rows
-
-        def order(epoch):
-            seeds = tf.stack([tf.cast(seed, tf.int64), epoch])
-            shuffled = tf.random.experimental.stateless_shuffle(mine, seeds)
-            numbered = tf.data.Dataset.from_tensor_slices(shuffled)
-            return numbered.map(lambda image: (epoch, image))
-
-        epochs = tf.data.Dataset.range(position // count, np.iinfo(np.int64).max)
-        examples = epochs.flat_map(order).skip(position % count)
+        rows = self.host.rows(batch)
+        examples = shuffled_epochs(self._share(), seed, first_step * rows)
 
         def example(epoch, image):
             first = tf.cast(seed, tf.int64) + epoch * 2**32
@@ -151,28 +151,14 @@ class Coco:
         ).with_options(options)
 
 
-class _Batches:
-    """A host's rows of each global batch; another host can be asked for its own
-    (data.batches.HostFed)."""
-
-    def __init__(self, split: Coco, rows: Callable[[Coco], tf.data.Dataset]) -> None:
-        self._split, self._rows = split, rows
-        self._arrays = rows(split).prefetch(1).as_numpy_iterator()
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        try:
-            return next(self._arrays)
-        except tf.errors.OpError as error:
-            raise RunFailed(
-                f"an image is missing or none: {error.message.splitlines()[0]}; "
-                "`mlperf-tpu data check --level decode` says which"
-            ) from error
-
-    def on_host(self, host: int, n_hosts: int) -> tf.data.Dataset:
-        return self._rows(replace(self._split, host=Host(host, n_hosts)))
+def _numpy(batches: tf.data.Dataset) -> Iterator[Batch]:
+    try:
+        yield from batches.prefetch(1).as_numpy_iterator()
+    except tf.errors.OpError as error:
+        raise RunFailed(
+            f"an image is missing or none: {error.message.splitlines()[0]}; "
+            "`mlperf-tpu data check --level decode` says which"
+        ) from error
 
 
 def _bytes(path, offset):

@@ -19,7 +19,13 @@ import numpy as np
 import tensorflow as tf
 
 from mlperf_tpu.data import jpeg
-from mlperf_tpu.data.batches import Batch, refuse_large_batch
+from mlperf_tpu.data.batches import (
+    ONE_HOST,
+    Batch,
+    Host,
+    HostBatches,
+    refuse_large_batch,
+)
 from mlperf_tpu.data.imagenet_files import Form
 from mlperf_tpu.data.tfrecord import DamagedRecord, Framing, reader, records
 from mlperf_tpu.errors import BadInput, RunFailed
@@ -41,23 +47,6 @@ class Settings:
     cache_decoded: bool
 
 
-@dataclass(frozen=True)
-class Host:
-    """One of the hosts that feed a slice."""
-
-    number: int = 0
-    n_hosts: int = 1
-
-    def rows(self, batch: int) -> int:
-        """Its rows of a global batch."""
-        if batch % self.n_hosts:
-            raise BadInput(
-                f"training.global_batch: {batch} examples do not divide over "
-                f"{self.n_hosts} hosts; choose a multiple of {self.n_hosts}"
-            )
-        return batch // self.n_hosts
-
-
 # A run of records in one file: (path, byte of the first, its number in the whole split,
 # how many).
 _Part = tuple[str, int, int, int]
@@ -70,7 +59,7 @@ class ImageNet:
     form: Form
     files: tuple[Framing, ...]
     settings: Settings
-    host: Host = Host()
+    host: Host = ONE_HOST
 
     @property
     def n_examples(self) -> int:
@@ -85,10 +74,16 @@ class ImageNet:
 
     def train_batches(self, batch: int, seed: int, first_step: int) -> Iterator[Batch]:
         refuse_large_batch(batch, self.n_examples)
-        return _Batches(self, lambda host: host._train_rows(batch, seed, first_step), 0)
+        return self._batches(lambda host: host._train_rows(batch, seed, first_step), 0)
 
     def eval_batches(self, batch: int) -> Iterator[Batch]:
-        return _Batches(self, lambda host: host._eval_rows(batch), lowest_label=-1)
+        return self._batches(lambda host: host._eval_rows(batch), lowest_label=-1)
+
+    def _batches(
+        self, rows: Callable[[ImageNet], tf.data.Dataset], lowest_label: int
+    ) -> HostBatches:
+        own = self._numpy(rows(self), lowest_label)
+        return HostBatches(own, lambda host: rows(replace(self, host=host)))
 
     def _train_rows(self, batch: int, seed: int, first_step: int) -> tf.data.Dataset:
         rows = self.host.rows(batch)
@@ -239,29 +234,6 @@ class ImageNet:
                 f"{error.message.splitlines()[0]}; `mlperf-tpu data check --level "
                 "decode` says where"
             ) from error
-
-
-class _Batches:
-    """A host's rows of each global batch; another host can be asked for its own
-    (data.batches.HostFed)."""
-
-    def __init__(
-        self,
-        split: ImageNet,
-        rows: Callable[[ImageNet], tf.data.Dataset],
-        lowest_label: int,
-    ) -> None:
-        self._split, self._rows = split, rows
-        self._arrays = split._numpy(rows(split), lowest_label)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        return next(self._arrays)
-
-    def on_host(self, host: int, n_hosts: int) -> tf.data.Dataset:
-        return self._rows(replace(self._split, host=Host(host, n_hosts)))
 
 
 def parsed(record, form: Form):

@@ -70,7 +70,7 @@ def test_the_hosts_parts_of_an_evaluation_are_its_batches(tensorflow):
 
 
 def test_a_batch_that_does_not_divide_over_the_hosts_is_refused(tensorflow):
-    with pytest.raises(BadInput, match="5 examples does not divide over 2 hosts"):
+    with pytest.raises(BadInput, match="5 examples do not divide over 2 hosts"):
         InMemory(TEN, {}).eval_batches(5).on_host(0, 2)
 
 
