@@ -131,7 +131,10 @@ def code_version(program: str) -> str:
     home = importlib.util.find_spec(program.partition(":")[0])
     assert home is not None and home.origin is not None
     folders.append(Path(home.origin).parent)
-    files = [package / "pod" / name for name in ("compile.py", "hlo.py", "worker.py")]
+    files = [
+        package / "pod" / name
+        for name in ("compile.py", "hlo.py", "traffic.py", "worker.py")
+    ]
     files += [file for folder in folders for file in sorted(folder.glob("*.py"))]
     digest = hashlib.sha256()
     for file in files:

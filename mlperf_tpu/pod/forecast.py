@@ -1,8 +1,9 @@
 """From compiled modules to a step's time, and from that to a run's: pure arithmetic.
 
-A step is its computation (the compiler's cycles), the update, and the collectives that
-the compiled module holds, each costed on the slice's network (pod.network). Nothing
-overlaps: a v3 core computes or communicates.
+A step is its computation and the update (the compiler's cycles, or what an op without
+such an estimate moves: pod.traffic), and the collectives that the compiled module
+holds, each costed on the slice's network (pod.network). Nothing overlaps: a v3 core
+computes or communicates.
 """
 
 from __future__ import annotations
@@ -149,10 +150,9 @@ def step_time(
     links: Links = V3,
 ) -> Step:
     """The forecast of one step; a network that is not modelled counts as nothing."""
-    cycles = {"forward": 0, "backward": 0, "update": 0}
+    times = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for op, name in zip(module.ops, phases(module.ops), strict=True):
-        cycles[name] += op.cycles
-    times = {name: where.core.ms(count) for name, count in cycles.items()}
+        times[name] += where.core.ms(op)
     network = {"gradient_sum": 0.0, "batch_norm": 0.0, "halo": 0.0}
     if where.grid is not None:
         expanded: dict[tuple[str, int], Groups] = {}

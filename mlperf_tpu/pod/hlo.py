@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
+from mlperf_tpu.pod.traffic import moved_bytes, shape_bytes
 from mlperf_tpu.spec.loops import LoopCase
 
 Groups = tuple[tuple[int, ...], ...]
@@ -24,13 +25,10 @@ COLLECTIVES = (
     "all-to-all",
     "collective-permute",
 )
-# How many bytes an element has; predicates and 4-bit types round up.
-BYTES = {"pred": 1, "c64": 8, "c128": 16, "s4": 1, "u4": 1}
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"(?:^|\s)([a-z][\w\-]*)\(")
-_SHAPE = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CALLED = re.compile(
@@ -106,7 +104,8 @@ class Collective:
 @dataclass
 class Op:
     """An op of the compiled step, all its executions in one step together: of one
-    iteration of each of `loops`, whose number the data decides."""
+    iteration of each of `loops`, whose number the data decides. One without estimated
+    `cycles` has the `n_bytes` that it moves."""
 
     name: str
     opcode: str
@@ -114,6 +113,7 @@ class Op:
     shape: str
     cycles: int
     count: int = 1
+    n_bytes: int = 0
     loops: tuple[str, ...] = ()
 
 
@@ -148,6 +148,7 @@ class Module:
                 replace(
                     op,
                     cycles=round(op.cycles * times(op.loops)),
+                    n_bytes=round(op.n_bytes * times(op.loops)),
                     count=round(op.count * times(op.loops)),
                     loops=(),
                 )
@@ -170,7 +171,7 @@ class Module:
 
 
 def read(text: str) -> Module:
-    """The module's ops with an estimate, and its collectives, wherever they stand."""
+    """The module's ops that take time, and its collectives, wherever they stand."""
     entry, computations = _computations(text)
     module = Module()
     _walk(entry, 1, (), computations, module)
@@ -220,9 +221,10 @@ def _walk(
     computations: dict[str, dict[str, Instruction]],
     module: Module,
 ) -> None:
-    for op in computations.get(name, {}).values():
+    around = computations.get(name, {})
+    for op in around.values():
         if _collective_kind(op.opcode) and not op.opcode.endswith("-done"):
-            found = _collective(op, computations[name])
+            found = _collective(op, around)
             module.collectives.append(replace(found, count=times, loops=loops))
             continue
         inner = _wrapped(op, computations)
@@ -231,11 +233,11 @@ def _walk(
         ]
         if inner and op.opcode != "fusion":
             continue
-        if op.cycles:
-            cycles = op.cycles * times
-            module.ops.append(
-                Op(op.name, op.opcode, op.op_name, op.shape, cycles, times, loops)
-            )
+        moved = 0 if op.cycles or inner else moved_bytes(op, around, computations)
+        if op.cycles or moved:
+            what = (op.name, op.opcode, op.op_name, op.shape)
+            cost = (op.cycles * times, times, moved * times)
+            module.ops.append(Op(*what, *cost, loops))
         if op.opcode == "while":
             trips = _trip_count(op, computations)
             inside = loops
@@ -324,20 +326,6 @@ def _collective(op: Instruction, around: dict[str, Instruction]) -> Collective:
         len(shapes),
         one_ring=op.one_ring,
     )
-
-
-def shape_bytes(shape: str) -> int:
-    """Bytes of a type, without the padding of its layout.
-
-    >>> shape_bytes("(f32[7,7,3,64]{3,2,1,0:T(8,128)}, bf16[2]{0})")
-    37636
-    """
-    total = 0
-    for kind, extents in _SHAPE.findall(shape):
-        bits = re.search(r"\d+", kind)
-        size = BYTES.get(kind) or (int(bits[0]) // 8 if bits else 0)
-        total += size * math.prod(int(e) for e in extents.split(",") if e)
-    return total
 
 
 def _ids(kind: str, rest: str) -> str:

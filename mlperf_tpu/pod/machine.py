@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from mlperf_tpu.errors import BadInput, nearest
+from mlperf_tpu.pod.hlo import Op
 from mlperf_tpu.topology import Topology
 
 
@@ -17,23 +18,27 @@ class Core:
     mhz: float
     peak_tflops: float  # bf16
     hbm_gib: float
+    hbm_gb_s: float
     per_chip: int
     estimate_scale: float = 1.0  # a cycle run for a cycle that the compiler estimates
 
-    def ms(self, cycles: float) -> float:
-        """The milliseconds that so many cycles of the compiler's estimate take."""
-        return cycles * self.estimate_scale / (self.mhz * 1e3)
+    def ms(self, op: Op) -> float:
+        """The milliseconds of an op: by the cycles that the compiler estimates, else
+        the least that what it moves takes."""
+        cycles = op.cycles * self.estimate_scale
+        return cycles / (self.mhz * 1e3) + op.n_bytes / (self.hbm_gb_s * 1e6)
 
 
 # cloud.google.com/tpu/docs/system-architecture-tpu-vm. v3: 123 TFLOP/s and 32 GiB a
 # chip of two cores at 940 MHz, which is two 128x128 matrix units a core. v4: 275
 # TFLOP/s, 32 GiB, its two cores one device, 1,050 MHz. v5e: 197 TFLOP/s, 16 GiB; its
-# clock follows from the peak and four matrix units: 1,500 MHz. v3's scale of the
-# compiler's estimates is fitted (scripts/fit_network.py); the others' is not.
+# clock follows from the peak and four matrix units: 1,500 MHz. A chip's memory: 900,
+# 1200 and 819 GB/s. v3's scale of the compiler's estimates is fitted
+# (scripts/fit_network.py); the others' is not.
 CORES = {
-    "v3": Core(940.0, 61.5, 16.0, 2, estimate_scale=0.96),
-    "v4": Core(1050.0, 275.0, 32.0, 1),
-    "v5e": Core(1500.0, 197.0, 16.0, 1),
+    "v3": Core(940.0, 61.5, 16.0, 450.0, 2, estimate_scale=0.925),
+    "v4": Core(1050.0, 275.0, 32.0, 1200.0, 1),
+    "v5e": Core(1500.0, 197.0, 16.0, 819.0, 1),
 }
 
 

@@ -95,6 +95,11 @@ def _notes(row: Row) -> list[str]:
             f"note: the network of {row['topology']} is not modelled; its time is "
             "missing from the step"
         )
+    if row["by_traffic_ms"] > 0.01 * row["step_ms"]["total"]:
+        notes.append(
+            f"note: {row['by_traffic_ms']:.2f} ms of it are ops that the compiler "
+            "does not estimate: what they move through memory, at least"
+        )
     for loop in row["unknown_loops"]:
         notes.append(f"note: the iterations of {loop} are not known; counted once")
     if row["published"] is None:

@@ -64,6 +64,12 @@ class Plan:
         return [c for c in found if collective_part(c, n) == "gradient_sum"]
 
     @property
+    def by_traffic_ms(self) -> float:
+        """What a step's ops without an estimate of the compiler's take, at least."""
+        ops = self.compiled.module.ops
+        return sum(self.where.core.ms(op) for op in ops if op.n_bytes)
+
+    @property
     def flops(self) -> float:
         return float(self.compiled.stats["flops"])
 
@@ -106,7 +112,15 @@ class Plan:
                 name: {"count": count, "bytes": n_bytes}
                 for name, (count, n_bytes) in sorted(parts.items())
             },
-            "unknown_loops": self.compiled.module.unknown_loops,
+            "by_traffic_ms": round(self.by_traffic_ms, 4),
+            "unknown_loops": [
+                f"{loop}, in the {name}"
+                for name, found in (
+                    ("step", self.compiled),
+                    ("evaluation", self.evaluation),
+                )
+                for loop in found.module.unknown_loops
+            ],
             "cases": [
                 {
                     "batches": case.label,

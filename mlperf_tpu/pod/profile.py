@@ -1,4 +1,5 @@
-"""Where a compiled step's time goes: ops and layers by the compiler's estimate."""
+"""Where a compiled step's time goes: ops and layers by the compiler's estimate, or by
+what they move where it has none."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def by_layer(found: Plan) -> dict[str, dict[str, float]]:
     for op, phase in zip(ops, phases(ops), strict=True):
         name = layer(op) if op.op_name else f"(the compiler's own, {phase})"
         times = layers.setdefault(name, dict.fromkeys(PHASES, 0.0))
-        times[phase] += found.where.core.ms(op.cycles)
+        times[phase] += found.where.core.ms(op)
     return dict(sorted(layers.items(), key=lambda item: -sum(item[1].values())))
 
 
@@ -33,8 +34,8 @@ def largest(found: Plan, n: int = OPS) -> list[list[str]]:
     total = found.step.total
     named = list(zip(ops, phases(ops), strict=True))
     rows = [["op", "phase", "made from", "times", "ms", "of the step"]]
-    for op, phase in sorted(named, key=lambda each: -each[0].cycles)[:n]:
-        ms = found.where.core.ms(op.cycles)
+    for op, phase in sorted(named, key=lambda e: -found.where.core.ms(e[0]))[:n]:
+        ms = found.where.core.ms(op)
         made = op.op_name or op.opcode
         rows.append(
             [op.name, phase, made, str(op.count), f"{ms:.3f}", f"{ms / total:.1%}"]
