@@ -57,9 +57,7 @@ def break_it(fault, patch):
         patch.setattr(Lars, "trust_ratios", lambda self, w, g: tf.ones_like(w))
     elif fault == "shard":
         whole = update.to_rows
-        patch.setattr(
-            update, "to_rows", lambda v, n, tiled: tf.reverse(whole(v, n, tiled), [0])
-        )
+        patch.setattr(update, "to_rows", lambda v, n: tf.reverse(whole(v, n), [0]))
     elif fault == "group sums":
         patch.setattr(batch_norm.collectives, "consecutive", lambda n: ((0,), (1,)))
     elif fault == "buckets":

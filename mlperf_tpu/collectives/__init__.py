@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # schedules, their proofs and their times need no TensorFlow
 
 Groups = tuple[tuple[int, ...], ...]
 
-TILE = 1024  # elements that a TPU holds together: 8 x 128 of a matrix
+LANES = 128  # elements of a row that a TPU holds together
+TILE = 8 * LANES  # and of a matrix
 
 
 class Place(Protocol):

@@ -90,9 +90,19 @@ class XlaPlace:
 
     def _reduce_scatter(self, values, groups):
         # Over all replicas libtpu 0.0.52 makes an all-reduce and a slice of it, which
-        # move twice as much; within groups it does not, where it can hand out whole
-        # tiles and sees no slices of what it hands out.
+        # move twice as much, and lays the rows out for the slice: cut flat they stay as
+        # they are. (Of a partition's part it aborts on the flat slice.) Within groups
+        # it does not, where it can hand out whole tiles and sees no slices of what it
+        # hands out.
         within = len(groups) > 1
+        if not within and self.n_partitions == 1:
+            k = tf.gather(np.argsort(groups[0]).astype(np.int32), self.replica_id())
+            sums = self.all_reduce([tf.reshape(v, [-1]) for v in values], groups)
+            sizes = [v[0].shape.num_elements() for v in values]
+            return [
+                tf.reshape(tf.slice(s, [k * size], [size]), v.shape[1:])
+                for s, v, size in zip(sums, values, sizes, strict=True)
+            ]
         tiles = [within and v[0].shape.num_elements() % TILE == 0 for v in values]
         sums = [
             gen_xla_ops.xla_reduce_scatter(

@@ -83,12 +83,10 @@ class Hierarchical:
 
     def all_reduce(self, values):
         n = self.along * self.across
-        parts = self._scatter_along([to_rows(v, n, tiled=True) for v in values])
+        parts = self._scatter_along([to_rows(v, n) for v in values])
         across = lambda held: collectives.all_reduce(held, self.ranks)  # noqa: E731
         rows = self._gather_along(_in_tiles(across, parts, None, []))
-        return [
-            from_rows(r, v.shape, tiled=True) for r, v in zip(rows, values, strict=True)
-        ]
+        return [from_rows(r, v.shape) for r, v in zip(rows, values, strict=True)]
 
     def reduce_scatter(self, rows):
         def across(held):

@@ -36,7 +36,7 @@ class Core:
 # 1200 and 819 GB/s. v3's scale of the compiler's estimates is fitted
 # (scripts/fit_network.py); the others' is not.
 CORES = {
-    "v3": Core(940.0, 61.5, 16.0, 450.0, 2, estimate_scale=0.925),
+    "v3": Core(940.0, 61.5, 16.0, 450.0, 2, estimate_scale=0.94),
     "v4": Core(1050.0, 275.0, 32.0, 1200.0, 1),
     "v5e": Core(1500.0, 197.0, 16.0, 819.0, 1),
 }

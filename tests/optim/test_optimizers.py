@@ -105,10 +105,30 @@ def test_pitfall_29_no_norm_or_bias_of_resnet50_is_adapted(tensorflow):
     assert kinds == {"norm": 106, "kernel": 54, "bias": 1}
 
 
-def test_rows_pad_to_a_multiple_of_the_replicas_and_come_back(tensorflow):
-    from mlperf_tpu.optim.rows import from_rows, to_rows
+@pytest.mark.parametrize(
+    ("shape", "n", "row"),
+    [
+        ((2, 5), 4, 3),
+        ((3, 3, 128, 96), 4, 27648),  # 128 columns would be a third more: flat
+        ((1037, 128), 2, 66560),  # filled up to whole tiles, then flat
+        ((1100, 256), 8, 35840),  # filled up to all rows' whole tiles
+    ],
+)
+def test_rows_pad_to_a_multiple_of_the_replicas_and_come_back(
+    tensorflow, shape, n, row
+):
+    from mlperf_tpu.optim.rows import from_rows, own_row, row_length, to_rows
 
-    value = tensorflow.reshape(tensorflow.range(10.0), [2, 5])
-    rows = to_rows(value, 4)
-    assert rows.shape == [4, 3]
-    np.testing.assert_array_equal(from_rows(rows, (2, 5)), value)
+    value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    rows = to_rows(tensorflow.constant(value), n)
+    assert rows.shape == [n, row_length(shape, n)]
+    np.testing.assert_array_equal(own_row(rows, n - 1), rows[n - 1])
+    np.testing.assert_array_equal(from_rows(rows, shape), value)
+
+
+def test_a_matrix_stands_in_its_rows_tile_by_tile(tensorflow):
+    from mlperf_tpu.optim.rows import to_rows
+
+    value = np.arange(512 * 256, dtype=np.float32).reshape(512, 256)
+    rows = to_rows(tensorflow.constant(value), 128)  # a tile each
+    np.testing.assert_array_equal(np.reshape(rows[1], [8, 128]), value[:8, 128:])
