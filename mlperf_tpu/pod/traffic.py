@@ -3,7 +3,7 @@
 libtpu 0.0.52 writes no cycles for what lays data out anew (a reshape that is not a
 bitcast, a pad, a concatenation), for a pooling's gradient (select-and-scatter), sorts,
 random bits, and fusions about a gather or a scatter of rows. None can be faster than
-its traffic: in a step of Transformer's, 3.7 GB of reshapes, 8.2 ms of 62.
+its traffic: Transformer's update on 256 chips once held 3.7 GB of reshapes, 8.2 ms.
 """
 
 from __future__ import annotations
