@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from mlperf_tpu.collectives import TILE
+from mlperf_tpu.collectives import LANES, TILE
 
 LINE_TILES = 64 * TILE  # a tile for each core of a line of 32 chips, the longest ring
 
@@ -15,17 +15,18 @@ LINE_TILES = 64 * TILE  # a tile for each core of a line of 32 chips, the longes
 def row_length(shape: Sequence[int], n: int) -> int:
     """Elements of a replica's row of a value of `shape`: an n-th, rounded up.
 
-    A long row is rounded up to whole TPU tiles (1,024 elements), and a large value to
-    what a line of cores can part: what is not, the compiler lays out anew.
+    A large value is filled up to what a line of cores can part, and a long row that is
+    not of whole lines of a TPU's tile (128 elements) to whole tiles: what is not, the
+    compiler lays out anew.
 
     >>> row_length([10], 4), row_length([32000, 1024], 1024)
-    (3, 32768)
+    (3, 32000)
     """
     size = math.prod(_tiled_shape(shape) or shape)
     if -size % LINE_TILES <= size / 10:
         size += -size % LINE_TILES
     row = -(-size // n)
-    return row if row < 16 * TILE else -(-row // TILE) * TILE
+    return row if row < 16 * TILE or row % LANES == 0 else -(-row // TILE) * TILE
 
 
 def _tiled_shape(shape: Sequence[int]) -> tuple[int, ...] | None:
