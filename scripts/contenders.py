@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlperf_tpu.mesh import cpu_multiplies_bf16
+from mlperf_tpu.mesh import cpu_is_faster_in_bf16
 
 # What `train` computes in on this CPU. (The package's import also asks TensorFlow for
 # oneDNN's kernels, for Keras as for ours.)
-PRECISION = "bfloat16" if cpu_multiplies_bf16() else "float32"
+PRECISION = "bfloat16" if cpu_is_faster_in_bf16() else "float32"
 
 Rounds = dict[str, list[float]]
 

@@ -12,10 +12,10 @@ import click
 
 from mlperf_tpu.cli import print_json
 from mlperf_tpu.errors import BadInput
-from mlperf_tpu.mesh import cpu_multiplies_bf16
+from mlperf_tpu.mesh import cpu_is_faster_in_bf16
 from mlperf_tpu.spec import Document, Resolved, load, resolve
 
-_NO_BF16 = "float32, as this CPU has no bf16 instructions"
+_IN_FLOAT32 = "float32, as this CPU is no faster in bf16"
 
 
 @click.command("train")
@@ -73,8 +73,8 @@ def train_command(benchmark: str, as_json: bool, **options: Any) -> None:
     options["tpu"] = _tpu(options)
     _check(options)
     resolved = _resolve(load(benchmark), options)
-    if options["tpu"] is None and not cpu_multiplies_bf16():
-        resolved = resolved.in_float32(_NO_BF16)
+    if options["tpu"] is None and not cpu_is_faster_in_bf16():
+        resolved = resolved.in_float32(_IN_FLOAT32)
     console = _console(as_json)
     from mlperf_tpu.progress import Progress
 
@@ -231,8 +231,8 @@ def _first_line(resolved: Resolved, options: dict[str, Any]) -> str:
     where = f"{devices} virtual device{'s' if devices > 1 else ''}"
     if tpu is not None:
         where = f"the TPU {tpu}"
-    if resolved.origins["training.precision"] == _NO_BF16:
-        where += f" in {_NO_BF16}"
+    if resolved.origins["training.precision"] == _IN_FLOAT32:
+        where += f" in {_IN_FLOAT32}"
     target = f"{spec.rules.target.metric} {spec.rules.target.value:g}"
     asked = f" for {resolved.scale} ({resolved.chips} chips)" if resolved.scale else ""
     if resolved.task == "proxy":
