@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -456,9 +457,10 @@ def _configure_devices(n_devices: int) -> None:
     try:
         # A collective holds an inter-op thread while it waits for its peers, so there
         # must be one a device; and with more intra-op threads than cores the
-        # convolutions of different devices fight each other.
+        # convolutions of different devices, or two of one device's, fight each other.
         tf.config.threading.set_inter_op_parallelism_threads(max(2, n_devices))
-        tf.config.threading.set_intra_op_parallelism_threads(0 if n_devices == 1 else 1)
+        share = len(os.sched_getaffinity(0)) // 2 if n_devices == 1 else 1
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, share))
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * n_devices
         )
