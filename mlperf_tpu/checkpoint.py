@@ -20,6 +20,9 @@ from ml_dtypes import bfloat16
 from mlperf_tpu.errors import BadInput
 
 KEEP = 2
+# Raised with each change of the order in which optim.rows lays a weight out: slots of
+# another order have the same shapes.
+SLOT_ORDER = 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ def save(folder: Path, step: int, state: dict[str, Any], meta: dict[str, Any]) -
     path = folder / f"step_{step:08d}.npz"
     partial = path.with_suffix(".partial")
     arrays = dict(map(_stored, flatten(state)))
+    arrays["slot_order"] = np.int64(SLOT_ORDER)
     arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     try:
         with partial.open("wb") as file:
@@ -61,7 +65,8 @@ def save(folder: Path, step: int, state: dict[str, Any], meta: dict[str, Any]) -
 def newest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that can be read; None where there is none at all.
 
-    Raises BadInput where there are some and none can be read.
+    Raises BadInput where there are some and none can be read, and where the newest has
+    its slots in another order than this version.
     """
     skipped: list[Path] = []
     for path in _newest_first(folder):
@@ -73,6 +78,13 @@ def newest(folder: Path) -> Checkpoint | None:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             skipped.append(path)
             continue
+        order = int(arrays.pop("slot_order", 1))
+        if order != SLOT_ORDER:
+            raise BadInput(
+                f"{path} keeps the optimizer's slots in order {order}, this version in "
+                f"order {SLOT_ORDER}; resume the run with the version that began it, "
+                f"or remove {folder} to start it again"
+            )
         return Checkpoint(_unflatten(arrays), meta, path, tuple(skipped))
     if skipped:
         raise BadInput(

@@ -65,6 +65,23 @@ def test_checkpoints_none_of_which_can_be_read_are_refused(tmp_path):
         checkpoint.newest(tmp_path)
 
 
+def test_slots_in_another_order_are_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as another_version:
+        another_version.setattr(checkpoint, "SLOT_ORDER", checkpoint.SLOT_ORDER + 1)
+        save(tmp_path, 1)
+    with pytest.raises(BadInput, match="slots in order 3, this version in order 2"):
+        checkpoint.newest(tmp_path)
+
+
+def test_slots_from_before_orders_were_noted_are_refused(tmp_path):
+    path = save(tmp_path, 1)
+    with np.load(path) as file:
+        kept = {name: file[name] for name in file.files if name != "slot_order"}
+    np.savez(path, **kept)
+    with pytest.raises(BadInput, match="slots in order 1, this version in order 2"):
+        checkpoint.newest(tmp_path)
+
+
 def test_no_checkpoint_is_none(tmp_path):
     assert checkpoint.newest(tmp_path) is None
 

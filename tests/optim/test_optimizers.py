@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -132,3 +134,16 @@ def test_a_matrix_stands_in_its_rows_tile_by_tile(tensorflow):
     value = np.arange(512 * 256, dtype=np.float32).reshape(512, 256)
     rows = to_rows(tensorflow.constant(value), 128)  # a tile each
     np.testing.assert_array_equal(np.reshape(rows[1], [8, 128]), value[:8, 128:])
+
+
+def test_the_order_of_rows_is_the_one_that_checkpoints_note(tensorflow):
+    # Where this fails, raise checkpoint.SLOT_ORDER and take the new sum.
+    from mlperf_tpu.checkpoint import SLOT_ORDER
+    from mlperf_tpu.optim.rows import to_rows
+
+    order = hashlib.sha256()
+    for shape in ((1037, 128), (1100, 256), (4, 128, 256), (7, 300, 450), (9,)):
+        value = tensorflow.range(np.prod(shape), dtype=tensorflow.int32)
+        for n in (2, 8, 64):
+            order.update(to_rows(tensorflow.reshape(value, shape), n).numpy().tobytes())
+    assert (SLOT_ORDER, order.hexdigest()[:12]) == (2, "cdc9713633af")
