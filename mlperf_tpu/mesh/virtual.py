@@ -456,11 +456,12 @@ def _configure_devices(n_devices: int) -> None:
         return
     try:
         # A collective holds an inter-op thread while it waits for its peers, so there
-        # must be one a device; and with more intra-op threads than cores the
-        # convolutions of different devices, or two of one device's, fight each other.
+        # must be one a device; and with more threads than cores the convolutions of
+        # different devices, or two of one device's, fight each other: the intra-op
+        # threads come beside the one that calls.
         tf.config.threading.set_inter_op_parallelism_threads(max(2, n_devices))
-        share = len(os.sched_getaffinity(0)) // 2 if n_devices == 1 else 1
-        tf.config.threading.set_intra_op_parallelism_threads(max(1, share))
+        spare = len(os.sched_getaffinity(0)) - 1 if n_devices == 1 else 1
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, spare))
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * n_devices
         )
