@@ -133,7 +133,7 @@ def _conv(x, kernel, strides, padding, pad):
     each position of the kernel: oneDNN's own takes 1.5 to 8 times as long where the
     image is small (bf16, 64 images of 8x8x256 to 2x2x512), and never much less. In
     float32 it takes twice as long for 32 images of 2x2, 1.1 times for 4x4, and less
-    from there on: a step of SSD at 300x300 takes 1.4 times as long by products.
+    from there on: a step of SSD at 300x300 takes 1.1 times as long by products.
     """
     if _by_xla() or not _by_products(x, kernel, strides):
         return tf.nn.conv2d(x, kernel, strides, padding)
